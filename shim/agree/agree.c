@@ -61,13 +61,6 @@ out:
     return rc;
 }
 
-bool r2_agree_id_signed(const uint8_t id[R2_AGREE_ID])
-{
-    struct r2_agree_tail tail;
-
-    return r2_agree_tail_decode(id, &tail) == 0;
-}
-
 /* --- creation ----------------------------------------------------------------------------- */
 
 static struct r2_agree *r2_agree_new(const struct r2_agree_config *config)

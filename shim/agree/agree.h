@@ -48,7 +48,6 @@ struct r2_agree;
  * `id` is unchanged and works without plan changes. `why` (R2_AGREE_WHY, may be NULL) gets a line
  * for the log on error. */
 int r2_agree_id_sign(uint8_t id[R2_AGREE_ID], char *why);
-bool r2_agree_id_signed(const uint8_t id[R2_AGREE_ID]);
 
 /* What rank `rank` is, as its peers see it. */
 struct r2_agree_member {

@@ -58,11 +58,6 @@ static double median(const struct r2_policy_times *t, int c)
     return n % 2 ? sorted[n / 2] : n ? (sorted[n / 2 - 1] + sorted[n / 2]) / 2 : 0;
 }
 
-uint64_t r2_policy_median_ns(const struct r2_policy *p, bool planned, uint64_t bytes)
-{
-    return (uint64_t)(median(planned ? &p->plan : &p->stock, class_of(bytes)) * (double)bytes);
-}
-
 /* ---- what they say */
 
 static bool known(const struct r2_policy *p, int c)

@@ -60,7 +60,5 @@ void r2_policy_changed(struct r2_policy *p, bool planned, uint64_t now_ns);
 /* An operation that the plan took, or that it might have taken. */
 void r2_policy_sample(struct r2_policy *p, bool planned, uint64_t bytes, uint64_t ns,
                       uint64_t now_ns);
-/* Medians in the class of `bytes`; 0: not known. */
-uint64_t r2_policy_median_ns(const struct r2_policy *p, bool planned, uint64_t bytes);
 
 #endif

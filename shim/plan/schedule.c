@@ -98,7 +98,6 @@ int r2_schedule_direct(struct r2_schedule *s, const struct r2_schedule_data *dat
     s->all.round = round_size(s, s->count, s->n_rounds);
     s->n_rounds = s->n_rounds ? up_to(s->count, s->all.round) : 0;
     s->n_steps = s->n_rounds * (uint64_t)s->n_owners;
-    s->held = weights[me] ? least(s->piece, s->all.round) * (uint64_t)(s->p - 1) : 0;
     return 0;
 }
 
@@ -190,7 +189,6 @@ int r2_schedule_ring(struct r2_schedule *s, const struct r2_schedule_data *data,
     s->n_rounds = s->n_rounds ? up_to(s->count, s->all.round) : 0;
     s->n_rounds_body = s->n_rounds;
     s->n_body = s->n_steps = s->n_rounds * ring_steps(&s->all);
-    s->held = least(s->piece, s->all.round) * (uint64_t)(s->p - 1);
     return 0;
 }
 
@@ -225,7 +223,6 @@ int r2_schedule_r2ccl(struct r2_schedule *s, const struct r2_schedule_data *data
     s->chunk = up_to(s->n_pieces, chunks);
     s->n_rounds = s->n_rounds_body + s->n_pieces + s->chunk;
     s->n_steps = s->n_body + s->n_pieces * (me == slow || me == s->helper ? 2 : 1);
-    s->held = s->piece * (uint64_t)(2 * s->p - 3);
     return 0;
 }
 
@@ -315,9 +312,4 @@ void r2_schedule_step(const struct r2_schedule *s, uint64_t index, struct r2_ste
         ring_step(s, &s->all, t, index - t, step);
     else
         ring_step(s, &s->most, t - all, index - t + all, step);
-}
-
-uint64_t r2_schedule_held(const struct r2_schedule *s)
-{
-    return s->held * s->elem;
 }

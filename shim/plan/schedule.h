@@ -25,8 +25,7 @@
  * any steps of `n` consecutive rounds, n >= 1: the first round with a step that has not ended, and
  * n - 1 more. It may post and send on each stream only in list order. Under these rules no schedule
  * deadlocks, if contributions and sums have buffers of their own (tests/unit/test_schedule.c).
- * Ports stay busy with four rounds; with one, `direct` takes 1.3 to 1.6 times the bound. Of one
- * round, a rank holds at most `r2_schedule_held` bytes of contributions.
+ * Ports stay busy with four rounds; with one, `direct` takes 1.3 to 1.6 times the bound.
  *
  * Units: offsets and counts in elements, `piece` in bytes, weights in 1/65536.
  *
@@ -78,7 +77,6 @@ struct r2_schedule {
     uint64_t n_steps;
     uint64_t n_rounds;
 
-    uint64_t held;   /* elements, see r2_schedule_held */
     uint64_t grain;  /* where it can, a piece begins at a multiple of this */
     uint64_t piece;  /* elements at most */
     uint64_t n_body; /* steps before the tail, and their rounds */
@@ -125,8 +123,5 @@ int r2_schedule_r2ccl(struct r2_schedule *s, const struct r2_schedule_data *data
 
 /* Step `index` < n_steps. */
 void r2_schedule_step(const struct r2_schedule *s, uint64_t index, struct r2_step *step);
-
-/* Most bytes of others' contributions that the steps of one round hold on this rank. */
-uint64_t r2_schedule_held(const struct r2_schedule *s);
 
 #endif

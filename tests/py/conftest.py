@@ -212,6 +212,15 @@ def lab_rights() -> None:
 
 
 @pytest.fixture(scope="session")
+def lab_admin(lab_rights: None) -> None:
+    """Skips where this process may not make network namespaces itself."""
+    from r2ccl_ctl.lab import netns
+
+    if not netns.has_admin():
+        missing("lab", "these tests make namespaces themselves: CAP_SYS_ADMIN is missing")
+
+
+@pytest.fixture(scope="session")
 def gpus() -> int:
     """How many NVIDIA GPUs there are; skips where there is none."""
     smi = shutil.which("nvidia-smi")

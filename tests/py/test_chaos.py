@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Build, missing
+from conftest import Build
 from failover_bed import PerfJob, running_perf, until
 
 from r2ccl_ctl import control
 from r2ccl_ctl.control import Command
-from r2ccl_ctl.lab import Lab, LabSpec, netns
+from r2ccl_ctl.lab import Lab, LabSpec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "stress"))
 
@@ -32,9 +32,7 @@ RATE = 500_000_000
 
 
 @pytest.fixture(scope="module")
-def lab(lab_rights: None) -> Iterator[Lab]:
-    if not netns.has_admin():
-        missing("lab", "these tests make namespaces themselves: CAP_SYS_ADMIN is missing")
+def lab(lab_admin: None) -> Iterator[Lab]:
     spec = LabSpec(name=f"o{os.getpid()}", nodes=chaos.NODES, nics=(chaos.NICS,), rates=(RATE,))
     with Lab.up(spec) as made:
         yield made

@@ -524,45 +524,6 @@ def test_all_rows_left_out_is_a_failure(
     assert json.loads(report.read_text())["left_out"] == {"cupy": "py has no module cupy"}
 
 
-def train(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    """megatron_train.py as the only rank, beside a torch that has nothing in it."""
-    (tmp_path / "torch.py").touch()
-    env = dict(os.environ) | {"PYTHONPATH": str(tmp_path), "RANK": "0", "WORLD_SIZE": "1"}
-    return subprocess.run(
-        [sys.executable, str(GPU / "megatron_train.py"), *args],
-        capture_output=True,
-        text=True,
-        env=env,
-        timeout=60,
-        check=False,
-    )
-
-
-def test_megatron_says_what_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "megatron").mkdir()
-    (tmp_path / "megatron" / "__init__.py").touch()
-    gone = train(tmp_path)
-    assert gone.returncode == 2 and "Traceback" not in gone.stderr
-    assert "'megatron.core': install torch, and megatron-core" in gone.stderr
-    (tmp_path / "megatron" / "core.py").write_text("__version__ = '0'")
-    odd = train(tmp_path, "--tp", "2")
-    assert odd.returncode == 2 and "Traceback" not in odd.stderr
-    assert "--tp 2 times --pp 1 does not divide the 1 ranks" in odd.stderr
-
-
-def test_megatron_lm_says_what_is_missing() -> None:
-    gone = subprocess.run(
-        [sys.executable, str(GPU / "megatron_lm.py")],
-        capture_output=True,
-        text=True,
-        env=dict(os.environ) | {"PYTHONPATH": "/nowhere"},
-        timeout=60,
-        check=False,
-    )
-    assert gone.returncode == 2 and "Traceback" not in gone.stderr
-    assert "name a checkout of Megatron-LM there (it is '/nowhere')" in gone.stderr
-
-
 def test_a_row_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow.py").write_text("import time; print('so far', flush=True); time.sleep(60)")
     (tmp_path / "bad.py").write_text("print('so it is'); raise SystemExit(3)")

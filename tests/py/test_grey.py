@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Build, missing
+from conftest import Build
 from failover_bed import PerfJob, Side, loopback, running_pair, running_perf, until
 
 from r2ccl_ctl.journal import Event
-from r2ccl_ctl.lab import Lab, LabSpec, netns
+from r2ccl_ctl.lab import Lab, LabSpec
 
 RATE = 200_000_000
 NICS = 3
@@ -110,9 +110,7 @@ def test_switched_off(build: Build) -> None:
 
 
 @pytest.fixture
-def lab(lab_rights: None) -> Iterator[Lab]:
-    if not netns.has_admin():
-        missing("lab", "this test makes namespaces itself: CAP_SYS_ADMIN is missing")
+def lab(lab_admin: None) -> Iterator[Lab]:
     with Lab.up(LabSpec(name=f"g{os.getpid()}", nics=(NICS,), rates=(RATE,))) as up:
         yield up
 

@@ -22,23 +22,17 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from conftest import ROOT, missing
+from conftest import ROOT
 from segment_bed import until
 
 from r2ccl_ctl.cli.lab_cmds import lab as lab_command
-from r2ccl_ctl.lab import Lab, LabError, LabSpec, LabUsageError, known_labs, netns, remove
+from r2ccl_ctl.lab import Lab, LabError, LabSpec, LabUsageError, known_labs, remove
 from r2ccl_ctl.lab.netns import NsDir
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab_admin")]
 
 NAME = f"t{os.getpid()}"
 PORT = 7007
-
-
-@pytest.fixture(autouse=True)
-def rights(lab_rights: None) -> None:
-    if not netns.has_admin():
-        missing("lab", "these tests make namespaces themselves: CAP_SYS_ADMIN is missing")
 
 
 @pytest.fixture
@@ -55,10 +49,8 @@ def fresh() -> Iterator[Callable[..., Lab]]:
 
 
 @pytest.fixture(scope="module")
-def shared(lab_rights: None) -> Iterator[Lab]:
+def shared(lab_admin: None) -> Iterator[Lab]:
     """One lab, 2 nodes x 2 unshaped NICs, for tests that mend what they break."""
-    if not netns.has_admin():
-        missing("lab", "CAP_SYS_ADMIN is missing")
     with Lab.up(LabSpec(name=f"{NAME}s")) as lab:
         yield lab
 

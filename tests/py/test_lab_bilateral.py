@@ -11,11 +11,11 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from conftest import Build, missing
+from conftest import Build
 from failover_bed import PerfJob, Side, running_perf, until
 
 from r2ccl_ctl import control
-from r2ccl_ctl.lab import Lab, LabSpec, netns
+from r2ccl_ctl.lab import Lab, LabSpec
 
 pytestmark = pytest.mark.lab
 
@@ -23,10 +23,8 @@ ENV = {"R2CCL_RAMP": "300ms", "R2CCL_DAMP": "0"}
 
 
 @pytest.fixture(scope="module")
-def shared(lab_rights: None) -> Iterator[Lab]:
+def shared(lab_admin: None) -> Iterator[Lab]:
     """2 nodes x 3 NICs on rails of their own."""
-    if not netns.has_admin():
-        missing("lab", "these tests make namespaces themselves: CAP_SYS_ADMIN is missing")
     with Lab.up(LabSpec(name=f"b{os.getpid()}", rates=(1_000_000_000,), nics=(3,))) as made:
         yield made
 

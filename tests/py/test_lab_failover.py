@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from conftest import Build, missing
+from conftest import Build
 from failover_bed import PerfJob, Side, running_perf, until
 
-from r2ccl_ctl.lab import Lab, LabSpec, netns
+from r2ccl_ctl.lab import Lab, LabSpec
 
 pytestmark = pytest.mark.lab
 
@@ -23,13 +23,11 @@ NAME = f"f{os.getpid()}"
 
 
 def make(suffix: str, **more: object) -> Lab:
-    if not netns.has_admin():
-        missing("lab", "these tests make namespaces themselves: CAP_SYS_ADMIN is missing")
     return Lab.up(LabSpec(name=f"{NAME}{suffix}", rates=(RATE,), **more))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def shared(lab_rights: None) -> Iterator[Lab]:
+def shared(lab_admin: None) -> Iterator[Lab]:
     """2 nodes x 4 NICs on rails of their own."""
     with make("q", nics=(4,)) as lab:
         yield lab
@@ -231,7 +229,7 @@ def test_packet_loss(build: Build, quad: Lab) -> None:
 
 
 @pytest.mark.parametrize("variant", ["rail-only", "routed", "one-subnet"])
-def test_variants(build: Build, lab_rights: None, variant: str) -> None:
+def test_variants(build: Build, lab_admin: None, variant: str) -> None:
     """How the NICs reach each other changes nothing: a black hole, a link down, all away and one
     back, in one job."""
     with (

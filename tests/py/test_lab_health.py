@@ -13,13 +13,13 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from conftest import Build, missing
+from conftest import Build
 from failover_bed import PerfJob, Side, running_perf, until
 from pyroute2 import IPRoute
 
 from r2ccl_ctl import control, drain
 from r2ccl_ctl.control import Command
-from r2ccl_ctl.lab import Lab, LabSpec, netns
+from r2ccl_ctl.lab import Lab, LabSpec
 
 pytestmark = pytest.mark.lab
 
@@ -27,10 +27,8 @@ RATE = 1_000_000_000
 
 
 @pytest.fixture(scope="module")
-def lab(lab_rights: None) -> Iterator[Lab]:
+def lab(lab_admin: None) -> Iterator[Lab]:
     """2 nodes x 3 NICs on rails of their own."""
-    if not netns.has_admin():
-        missing("lab", "these tests make namespaces themselves: CAP_SYS_ADMIN is missing")
     with Lab.up(LabSpec(name=f"h{os.getpid()}", rates=(RATE,), nics=(3,))) as made:
         yield made
 

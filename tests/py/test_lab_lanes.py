@@ -11,18 +11,16 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from conftest import Build, missing
+from conftest import Build
 from failover_bed import running_perf, until
 
-from r2ccl_ctl.lab import Lab, LabSpec, netns
+from r2ccl_ctl.lab import Lab, LabSpec
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
 
 @pytest.fixture
-def lab(lab_rights: None) -> Iterator[Lab]:
-    if not netns.has_admin():
-        missing("lab", "this test makes namespaces itself: CAP_SYS_ADMIN is missing")
+def lab(lab_admin: None) -> Iterator[Lab]:
     with Lab.up(LabSpec(name=f"l{os.getpid()}", nics=(1,), rates=(100_000_000,))) as up:
         yield up
 

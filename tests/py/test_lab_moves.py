@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from conftest import Build, missing
+from conftest import Build
 from failover_bed import PerfJob, Side, running_perf, until
 from pyroute2 import IPRoute
 
 from r2ccl_ctl import control
 from r2ccl_ctl.errors import R2Error
-from r2ccl_ctl.lab import Lab, LabSpec, netns
+from r2ccl_ctl.lab import Lab, LabSpec
 from r2ccl_ctl.rows import Nic
 
 pytestmark = pytest.mark.lab
@@ -30,10 +30,8 @@ RAMP = {"R2CCL_RAMP": "300ms"}
 
 
 @pytest.fixture(scope="module")
-def lab(lab_rights: None) -> Iterator[Lab]:
+def lab(lab_admin: None) -> Iterator[Lab]:
     """2 nodes x 3 NICs on rails of their own."""
-    if not netns.has_admin():
-        missing("lab", "these tests make namespaces themselves: CAP_SYS_ADMIN is missing")
     with Lab.up(LabSpec(name=f"m{os.getpid()}", rates=(RATE,), nics=(3,), ipv6=True)) as made:
         yield made
 

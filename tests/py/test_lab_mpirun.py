@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Build, missing
+from conftest import ROOT, Build
 
 from r2ccl_ctl import control
-from r2ccl_ctl.lab import Lab, LabSpec, netns
+from r2ccl_ctl.lab import Lab, LabSpec
 
 pytestmark = pytest.mark.lab
 
@@ -40,9 +40,7 @@ SITE = {
 
 
 @pytest.fixture(scope="module")
-def lab(lab_rights: None) -> Iterator[Lab]:
-    if not netns.has_admin():
-        missing("lab", "this test makes namespaces itself: CAP_SYS_ADMIN is missing")
+def lab(lab_admin: None) -> Iterator[Lab]:
     with Lab.up(LabSpec(name=f"m{os.getpid()}")) as made:
         yield made
 

@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from conftest import Build, missing
+from conftest import Build
 from failover_bed import running_perf, until
 
-from r2ccl_ctl.lab import Lab, LabSpec, netns
+from r2ccl_ctl.lab import Lab, LabSpec
 
 pytestmark = pytest.mark.lab
 
@@ -18,9 +18,7 @@ RATE = 1_000_000_000
 
 
 @pytest.fixture(scope="module")
-def lab(lab_rights: None) -> Iterator[Lab]:
-    if not netns.has_admin():
-        missing("lab", "these tests make namespaces themselves: CAP_SYS_ADMIN is missing")
+def lab(lab_admin: None) -> Iterator[Lab]:
     with Lab.up(LabSpec(name=f"l{os.getpid()}", rates=(RATE,), nics=(3,))) as made:
         yield made
 

@@ -7,33 +7,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 
 import pytest
-from conftest import Build, missing
+from conftest import Build
 from failover_bed import PerfJob, running_perf, until
 
 from r2ccl_ctl import exporter
 from r2ccl_ctl.control import Selection
-from r2ccl_ctl.lab import Lab, LabSpec, netns
+from r2ccl_ctl.lab import Lab, LabSpec
 
 pytestmark = pytest.mark.lab
 
 RATE = 400_000_000
 
 
-@pytest.fixture
-def admin(lab_rights: None) -> Iterator[None]:
-    if not netns.has_admin():
-        missing("lab", "these tests make namespaces themselves: CAP_SYS_ADMIN is missing")
-    yield
-
-
 def warned(job: PerfJob, text: str) -> set[str]:
     return {e.nic for e in job.named("warning") if text in e.cause}
 
 
-def test_a_nic_at_a_tenth_from_the_start(build: Build, admin: None) -> None:
+def test_a_nic_at_a_tenth_from_the_start(build: Build, lab_admin: None) -> None:
     spec = LabSpec(name=f"q{os.getpid()}", nics=(3,), rates=(RATE, RATE, RATE // 10))
     with (
         Lab.up(spec) as lab,
@@ -63,7 +55,7 @@ def test_a_nic_at_a_tenth_from_the_start(build: Build, admin: None) -> None:
     assert 1 <= len(lines) <= 2, str(job)  # one for each process
 
 
-def test_all_nics_of_a_node_lose_packets(build: Build, admin: None) -> None:
+def test_all_nics_of_a_node_lose_packets(build: Build, lab_admin: None) -> None:
     with Lab.up(LabSpec(name=f"q{os.getpid()}", nics=(2,), rates=(RATE,))) as lab:
         for nic in ("nic0", "nic1"):
             lab.fail_link("n0", nic, "silent", loss=30.0)

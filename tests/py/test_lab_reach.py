@@ -22,7 +22,7 @@ from conftest import Build, missing
 from failover_bed import PerfJob, Side, running_perf, until
 from pyroute2 import IPRoute
 
-from r2ccl_ctl.lab import Lab, LabSpec, netns
+from r2ccl_ctl.lab import Lab, LabSpec
 
 pytestmark = pytest.mark.lab
 
@@ -30,10 +30,8 @@ RATE = 1_000_000_000
 
 
 @pytest.fixture(scope="module")
-def lab(lab_rights: None) -> Iterator[Lab]:
+def lab(lab_admin: None) -> Iterator[Lab]:
     """2 nodes x 2 NICs on rails of their own."""
-    if not netns.has_admin():
-        missing("lab", "these tests make namespaces themselves: CAP_SYS_ADMIN is missing")
     with Lab.up(LabSpec(name=f"r{os.getpid()}", rates=(RATE,), ipv6=True)) as made:
         yield made
 
@@ -237,7 +235,7 @@ def test_no_common_family(build: Build, lab: Lab, family: str) -> None:
         assert job.text(0).count("no address of one family") == 1, str(job)
 
 
-def test_one_subnet_with_the_kernels_usual_settings(build: Build, lab_rights: None) -> None:
+def test_one_subnet_with_the_kernels_usual_settings(build: Build, lab_admin: None) -> None:
     """rp_filter=1 and arp_ignore=0, two NICs in one subnet: one NIC is never used, and the warning
     names both settings."""
     spec = LabSpec(name=f"o{os.getpid()}", rates=(RATE,), variant="one-subnet")

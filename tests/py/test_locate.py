@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import TOOL, Build, RunBounded, missing
+from conftest import TOOL, Build, RunBounded
 from failover_bed import PerfJob, Side, running_perf, until
 
 from r2ccl_ctl import nodeseg
 from r2ccl_ctl.journal import Event
-from r2ccl_ctl.lab import Lab, LabSpec, netns
+from r2ccl_ctl.lab import Lab, LabSpec
 
 pytestmark = pytest.mark.lab
 
@@ -28,10 +28,8 @@ NAME = f"v{os.getpid()}"
 
 
 @pytest.fixture(scope="module")
-def shared(lab_rights: None) -> Iterator[Lab]:
+def shared(lab_admin: None) -> Iterator[Lab]:
     """3 nodes x 4 slow NICs: many ranks, little to do for the processors."""
-    if not netns.has_admin():
-        missing("lab", "these tests make namespaces themselves: CAP_SYS_ADMIN is missing")
     spec = LabSpec(name=NAME, nodes=NODES, nics=(4,), rates=(100_000_000,))
     with Lab.up(spec) as lab:
         yield lab

@@ -72,7 +72,6 @@ static void get_id(uint8_t id[R2_AGREE_ID])
         memset(sh->id, 0, sizeof(sh->id));
         memset(sh->id, 0x5a, 64);
         CHECK_MSG(r2_agree_id_sign(sh->id, why) == 0, "%s", why);
-        CHECK(r2_agree_id_signed(sh->id));
         atomic_store(&sh->signed_, 1);
     }
     AWAIT(atomic_load(&sh->signed_));

@@ -54,7 +54,8 @@ static void one(struct r2_path *path, enum r2_health_state s, enum r2_health_eve
 {
     const struct r2_segment *seg = r2_eng.ctl->seg;
     uint64_t from = journal_head(seg);
-    enum r2_health_state next = r2_health_next(s, e);
+    struct r2_health after = {.state = s};
+    enum r2_health_state next = (r2_health_step(&after, e, 0), after.state);
     struct r2_seg_journal_entry told = {0};
     bool changes = next != s || (s == R2_HEALTH_RAMPING && e == R2_HEALTH_EV_SILENCE), did;
     enum r2_seg_event want = changes ? wanted(s, next) : R2_EV_NONE;

@@ -13,17 +13,6 @@ static uint8_t data[2 * MSG];
 static struct remote r;
 static struct r2_mr *mr;
 
-static struct r2_ep *find_via(int nic, int via, int ms)
-{
-    struct r2_ep *ep = fake_newest(r.id, nic, via);
-
-    for (int t = 0; t < ms && !ep; t++) {
-        fake_sleep_ms(1);
-        ep = fake_newest(r.id, nic, via);
-    }
-    return ep;
-}
-
 static int cts(struct r2_ep *ep, uint64_t seq, uint64_t addr, uint32_t key0, uint32_t key1)
 {
     struct {
@@ -97,8 +86,8 @@ static void test_chunks_carry_keys(void)
     uint64_t sum = 0;
 
     begin(true);
-    a = find_via(0, R2_VIA_VERBS, 1000);
-    b = find_via(1, R2_VIA_VERBS, 1000);
+    a = remote_via(&r, 0, R2_VIA_VERBS, 1000);
+    b = remote_via(&r, 1, R2_VIA_VERBS, 1000);
     CHECK(a && b);
     req = isend(mr);
     CHECK_EQ(cts(a, 0, 0x10000, 7, 8), 0);
@@ -117,8 +106,8 @@ static void test_no_key_no_path(void)
     uint64_t sum = 0;
 
     begin(true);
-    a = find_via(0, R2_VIA_VERBS, 1000);
-    b = find_via(1, R2_VIA_VERBS, 1000);
+    a = remote_via(&r, 0, R2_VIA_VERBS, 1000);
+    b = remote_via(&r, 1, R2_VIA_VERBS, 1000);
     CHECK(a && b);
     req = isend(mr);
     CHECK_EQ(cts(a, 0, 0x10000, 0, 8), 0); /* the receiver's NIC 0 has none */
@@ -150,13 +139,13 @@ static void test_stranded_memory(void)
     uint64_t sum = 0;
 
     begin(true);
-    a = find_via(0, R2_VIA_VERBS, 1000);
+    a = remote_via(&r, 0, R2_VIA_VERBS, 1000);
     CHECK(a);
-    CHECK(!find_via(0, R2_VIA_TCP, 50)); /* nobody needs it */
+    CHECK(!remote_via(&r, 0, R2_VIA_TCP, 50)); /* nobody needs it */
     req = isend(NULL);
     CHECK_EQ(cts(a, 0, 0x10000, 7, 8), 0);
     CHECK_EQ(carry(a, a, 7), 0);
-    tcp = find_via(0, R2_VIA_TCP, 2000);
+    tcp = remote_via(&r, 0, R2_VIA_TCP, 2000);
     CHECK(tcp);
     CHECK(fake_up(tcp));
     for (int i = 0; i < 1000 && sum < MSG; i++) {
@@ -176,12 +165,12 @@ static void test_last_resort_and_back(void)
     uint64_t sum = 0;
 
     begin(true);
-    a = find_via(0, R2_VIA_VERBS, 1000);
-    b = find_via(1, R2_VIA_VERBS, 1000);
+    a = remote_via(&r, 0, R2_VIA_VERBS, 1000);
+    b = remote_via(&r, 1, R2_VIA_VERBS, 1000);
     CHECK(a && b);
     fake_fail(a, EIO, false);
     fake_fail(b, EIO, false);
-    tcp = find_via(0, R2_VIA_TCP, 2000);
+    tcp = remote_via(&r, 0, R2_VIA_TCP, 2000);
     CHECK(tcp);
     CHECK(fake_up(tcp));
     req = isend(mr);
@@ -193,7 +182,7 @@ static void test_last_resort_and_back(void)
     CHECK_EQ(sum, MSG);
     CHECK_EQ(remote_test(req, 100, NULL), 1);
 
-    again = find_via(0, R2_VIA_VERBS, 3000);
+    again = remote_via(&r, 0, R2_VIA_VERBS, 3000);
     CHECK(again && again != a);
     CHECK(fake_up(again));
     CHECK(remote_prove(&r, again));
@@ -356,8 +345,8 @@ static void test_fenced_path_flushes(void)
     begin(false);
     mr->device = true;
     CHECK_EQ(r2_engine_irecv(r.conn, data, MSG, 0, mr, &req), 0);
-    left = find_via(0, R2_VIA_VERBS, REMOTE_WAIT_MS);
-    lost = find_via(1, R2_VIA_VERBS, REMOTE_WAIT_MS);
+    left = remote_via(&r, 0, R2_VIA_VERBS, REMOTE_WAIT_MS);
+    lost = remote_via(&r, 1, R2_VIA_VERBS, REMOTE_WAIT_MS);
     CHECK(left && lost);
     b = remote_chunk(&r, 0, 0, 64 * KB, MSG);
     CHECK_EQ(fake_claim(lost, &b), 0);
@@ -414,8 +403,8 @@ static void test_fence_marks_who_waits(void)
     struct r2_ep *lost, *left;
 
     begin(false);
-    left = find_via(0, R2_VIA_VERBS, REMOTE_WAIT_MS);
-    lost = find_via(1, R2_VIA_VERBS, REMOTE_WAIT_MS);
+    left = remote_via(&r, 0, R2_VIA_VERBS, REMOTE_WAIT_MS);
+    lost = remote_via(&r, 1, R2_VIA_VERBS, REMOTE_WAIT_MS);
     CHECK(left && lost);
     waits = r.conn;
     device_mr = mr;
@@ -445,7 +434,7 @@ static void test_fenced_socket_does_not_flush(void)
     struct r2_ep *left, *socket;
 
     begin(false);
-    left = find_via(0, R2_VIA_VERBS, REMOTE_WAIT_MS);
+    left = remote_via(&r, 0, R2_VIA_VERBS, REMOTE_WAIT_MS);
     CHECK(left);
     fake_offers = 0;
     socket = remote_path(&r, 1, r.gen);

@@ -98,15 +98,32 @@ static void finish(bool fenced)
     remote_end(&r);
 }
 
+/* The sender's answers. */
+static void nothing_was_sent(struct r2_ep *ep)
+{
+    struct r2_msg_revoke yes = {.conn = r.conn_id};
+
+    CHECK_EQ(fake_ctrl(ep, R2_F_REVOKED, &yes, sizeof(yes)), 0);
+}
+
+static void one_chunk_on_its_way(void)
+{
+    struct answer yes = {.m = {.conn = r.conn_id, .lanes = 1},
+                         .lane = {{.sender_nic = 1,
+                                   .receiver_nic = 1,
+                                   .transport = R2_VIA_VERBS,
+                                   .gen = b->params.gen,
+                                   .chunks = 1}}};
+
+    CHECK_EQ(fake_ctrl(a, R2_F_REVOKED, &yes, sizeof(yes.m) + sizeof(yes.lane[0])), 0);
+}
+
 /* Nothing was sent, and the sender says so: no force is needed, no key has to die. */
 static void test_answered(void)
 {
-    struct r2_msg_revoke yes;
-
     begin(false);
     take_back();
-    yes = (struct r2_msg_revoke){.conn = r.conn_id};
-    CHECK_EQ(fake_ctrl(a, R2_F_REVOKED, &yes, sizeof(yes)), 0);
+    nothing_was_sent(a);
     finish(false);
 }
 
@@ -114,7 +131,7 @@ static void test_answered(void)
  * who would have answered. The wait is by the heartbeats' deadline here. */
 static void test_asked_again(void)
 {
-    struct r2_msg_revoke yes, m;
+    struct r2_msg_revoke m;
 
     begin(false);
     r2_revoke_wait_ns = 0;
@@ -123,8 +140,7 @@ static void test_asked_again(void)
     remote_forget(b);
     CHECK(hear(R2_F_REVOKE, &m, sizeof(m), 1000));
     CHECK_EQ(m.conn, r.conn_id);
-    yes = (struct r2_msg_revoke){.conn = r.conn_id};
-    CHECK_EQ(fake_ctrl(a, R2_F_REVOKED, &yes, sizeof(yes)), 0);
+    nothing_was_sent(a);
     finish(false);
 }
 
@@ -132,7 +148,7 @@ static void test_asked_again(void)
  * so that an answer does not wait until that is known. */
 static void test_asked_again_everywhere(void)
 {
-    struct r2_msg_revoke yes, m;
+    struct r2_msg_revoke m;
 
     begin(false);
     take_back();
@@ -140,26 +156,18 @@ static void test_asked_again_everywhere(void)
     remote_forget(b);
     CHECK_GE(remote_hear_ms(a, R2_F_REVOKE, &m, sizeof(m), 2000), 0);
     CHECK_GE(remote_hear_ms(b, R2_F_REVOKE, &m, sizeof(m), 2000), 0);
-    yes = (struct r2_msg_revoke){.conn = r.conn_id};
-    CHECK_EQ(fake_ctrl(b, R2_F_REVOKED, &yes, sizeof(yes)), 0);
+    nothing_was_sent(b);
     finish(false);
 }
 
 /* The sender names a chunk: it may still be on its way into the memory until its head has come. */
 static void test_chunk_on_its_way(void)
 {
-    struct answer yes;
     struct r2_bulk c;
 
     begin(false);
     take_back();
-    yes = (struct answer){.m = {.conn = r.conn_id, .lanes = 1},
-                          .lane = {{.sender_nic = 1,
-                                    .receiver_nic = 1,
-                                    .transport = R2_VIA_VERBS,
-                                    .gen = b->params.gen,
-                                    .chunks = 1}}};
-    CHECK_EQ(fake_ctrl(a, R2_F_REVOKED, &yes, sizeof(yes.m) + sizeof(yes.lane[0])), 0);
+    one_chunk_on_its_way();
     CHECK_EQ(over(60), 1); /* not yet */
     c = remote_chunk(&r, 0, 0, 32 * KB, MSG);
     CHECK_EQ(fake_claim(b, &c), 1); /* drained: the receive is cancelled */
@@ -194,7 +202,6 @@ static void test_chunk_that_never_comes(void)
 static void test_older_generation_unconfirmed(void)
 {
     struct r2_ep *old;
-    struct answer yes;
     struct r2_bulk c;
 
     begin(false);
@@ -204,13 +211,7 @@ static void test_older_generation_unconfirmed(void)
     b = remote_path(&r, 1, old->params.gen);
     CHECK(b && b != old);
     take_back();
-    yes = (struct answer){.m = {.conn = r.conn_id, .lanes = 1},
-                          .lane = {{.sender_nic = 1,
-                                    .receiver_nic = 1,
-                                    .transport = R2_VIA_VERBS,
-                                    .gen = b->params.gen,
-                                    .chunks = 1}}};
-    CHECK_EQ(fake_ctrl(a, R2_F_REVOKED, &yes, sizeof(yes.m) + sizeof(yes.lane[0])), 0);
+    one_chunk_on_its_way();
     c = remote_chunk(&r, 0, 0, 32 * KB, MSG);
     CHECK_EQ(fake_claim(b, &c), 1);
     CHECK_EQ(over(100), 1);

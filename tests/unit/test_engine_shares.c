@@ -39,12 +39,8 @@ static uint64_t carry(struct r2_ep *ep)
 
 static struct r2_ep *path(int nic)
 {
-    struct r2_ep *ep = NULL;
+    struct r2_ep *ep = remote_via(&r, nic, R2_VIA_VERBS, 2000);
 
-    for (int ms = 0; ms < 2000 && !ep; ms++) {
-        ep = fake_newest(r.id, nic, R2_VIA_VERBS);
-        fake_sleep_ms(1);
-    }
     CHECK(ep);
     return ep;
 }

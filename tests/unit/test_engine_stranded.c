@@ -13,17 +13,6 @@ static uint8_t data[MSG];
 static struct remote r;
 static struct r2_mr *mr;
 
-static struct r2_ep *find_via(int nic, int via, int ms)
-{
-    struct r2_ep *ep = fake_newest(r.id, nic, via);
-
-    for (int t = 0; t < ms && !ep; t++) {
-        fake_sleep_ms(1);
-        ep = fake_newest(r.id, nic, via);
-    }
-    return ep;
-}
-
 static void begin(void)
 {
     remote_new(&r, true, 2);
@@ -73,8 +62,8 @@ static void test_home_without_key(void)
     struct r2_bulk c;
 
     begin();
-    a = find_via(0, R2_VIA_VERBS, 1000);
-    b = find_via(1, R2_VIA_VERBS, 1000);
+    a = remote_via(&r, 0, R2_VIA_VERBS, 1000);
+    b = remote_via(&r, 1, R2_VIA_VERBS, 1000);
     CHECK(a && b);
     req = post(a, 0, mr, 0, 8);
     CHECK_EQ(carry(b, a), MSG);
@@ -105,8 +94,8 @@ static void test_every_message_at_once(void)
     struct r2_bulk c;
 
     begin();
-    a = find_via(0, R2_VIA_VERBS, 1000);
-    b = find_via(1, R2_VIA_VERBS, 1000);
+    a = remote_via(&r, 0, R2_VIA_VERBS, 1000);
+    b = remote_via(&r, 1, R2_VIA_VERBS, 1000);
     CHECK(a && b);
     for (uint64_t seq = 0; seq < 8; seq++) {
         bool with = seq % 4 == 3; /* registered with both: home again, at once */
@@ -133,8 +122,8 @@ static void test_weight_zero_alone(void)
     struct r2_req *req;
 
     begin();
-    a = find_via(0, R2_VIA_VERBS, 1000);
-    b = find_via(1, R2_VIA_VERBS, 1000);
+    a = remote_via(&r, 0, R2_VIA_VERBS, 1000);
+    b = remote_via(&r, 1, R2_VIA_VERBS, 1000);
     CHECK(a && b);
     weigh(b, 0);
     req = post(a, 0, mr, 0, 8);
@@ -153,15 +142,15 @@ static void test_sockets_that_stand_by(void)
     int kicks;
 
     begin();
-    a = find_via(0, R2_VIA_VERBS, 1000);
-    b = find_via(1, R2_VIA_VERBS, 1000);
+    a = remote_via(&r, 0, R2_VIA_VERBS, 1000);
+    b = remote_via(&r, 1, R2_VIA_VERBS, 1000);
     CHECK(a && b);
     fake_fail(a, EIO, false);
     fake_fail(b, EIO, false);
-    tcp = find_via(0, R2_VIA_TCP, 2000);
+    tcp = remote_via(&r, 0, R2_VIA_TCP, 2000);
     CHECK(tcp);
     CHECK(fake_up(tcp));
-    again = find_via(0, R2_VIA_VERBS, 3000);
+    again = remote_via(&r, 0, R2_VIA_VERBS, 3000);
     CHECK(again && again != a);
     CHECK(fake_up(again));
     CHECK(remote_prove(&r, again));

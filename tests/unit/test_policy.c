@@ -78,8 +78,6 @@ static void test_one_slow_operation_is_none(void)
     sample(&p, true, 4 * MIB, 90, R2_POLICY_SKIP + R2_POLICY_SAMPLES / 2 + 1);
     sample(&p, true, 4 * MIB, 100000, R2_POLICY_SAMPLES / 2 - 1);
     CHECK_EQ(p.from, 0);
-    CHECK_EQ(r2_policy_median_ns(&p, true, 4 * MIB), 90);
-    CHECK_EQ(r2_policy_median_ns(&p, false, 64 * MIB), 0);
 }
 
 /* Where stock was not measured in this state, the plan makes way for it once. */

@@ -138,22 +138,30 @@ static void lose_all(int kind)
     }
 }
 
+/* A receive is posted when a message before it has come and is counted. The journal's head. */
+static uint64_t receive_after_one(struct bed_memory *memory, struct r2_req **recv)
+{
+    uint64_t from;
+
+    bed_open(&bed, 2);
+    bed_register(&bed, memory);
+    bed_message(&bed, memory, 0);
+    bed_ms(700);
+    from = bed_journal();
+    memset(in, 0xdb, SIZE);
+    CHECK_EQ(r2_engine_irecv(bed.rx, in, SIZE, 0, memory->in_mr, recv), 0);
+    bed_ms(50);
+    return from;
+}
+
 /* A message whose chunk and the first count behind it leave no trace at one end, and then silence:
  * a later count ends the path, and the message comes over again. */
 static void count_of_that_chunk(int kind, int then)
 {
     struct bed_memory memory = {.out = out, .in = in, .size = SIZE};
     struct r2_req *send = NULL, *recv = NULL;
-    uint64_t from;
+    uint64_t from = receive_after_one(&memory, &recv);
 
-    bed_open(&bed, 2);
-    bed_register(&bed, &memory);
-    bed_message(&bed, &memory, 0);
-    bed_ms(700); /* what has been sent is counted */
-    from = bed_journal();
-    memset(in, 0xdb, SIZE);
-    CHECK_EQ(r2_engine_irecv(bed.rx, in, SIZE, 0, memory.in_mr, &recv), 0);
-    bed_ms(50);
     if (then) { /* of chunks one is lost, and later counts */
         lose(kind);
     } else {
@@ -272,16 +280,8 @@ static void test_chunk_and_its_counts(void)
 {
     struct bed_memory memory = {.out = out, .in = in, .size = SIZE};
     struct r2_req *send = NULL, *recv = NULL;
-    uint64_t from;
+    uint64_t from = receive_after_one(&memory, &recv);
 
-    bed_open(&bed, 2);
-    bed_register(&bed, &memory);
-    bed_message(&bed, &memory, 0);
-    bed_ms(700); /* what has been sent is counted */
-    from = bed_journal();
-    memset(in, 0xdb, SIZE);
-    CHECK_EQ(r2_engine_irecv(bed.rx, in, SIZE, 0, memory.in_mr, &recv), 0);
-    bed_ms(50);
     lose(BULK_TX);
     CHECK_EQ(r2_engine_isend(bed.tx, out, SIZE, 0, memory.out_mr, &send), 0);
     bed_ms(200);

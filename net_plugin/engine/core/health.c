@@ -32,13 +32,6 @@ static const struct row *find(enum r2_health_state state, enum r2_health_event e
     return 0;
 }
 
-enum r2_health_state r2_health_next(enum r2_health_state state, enum r2_health_event event)
-{
-    const struct row *row = find(state, event);
-
-    return row ? row->next : state;
-}
-
 bool r2_health_step(struct r2_health *h, enum r2_health_event event, uint64_t now_ns)
 {
     const struct row *row = find(h->state, event);

@@ -26,8 +26,6 @@ struct r2_health {
     uint64_t since_ns; /* of the state; RAMPING: when the ramp began */
 };
 
-/* What follows an event; without a row in the table, the state itself. */
-enum r2_health_state r2_health_next(enum r2_health_state state, enum r2_health_event event);
 /* Takes the event; true when the table has a row for it (RAMPING: also when the ramp begins
  * again), so there is something to say and to do. */
 bool r2_health_step(struct r2_health *h, enum r2_health_event event, uint64_t now_ns);

@@ -180,6 +180,17 @@ struct r2_ep *remote_unproven(struct remote *r, int nic, uint32_t above)
     return ep;
 }
 
+struct r2_ep *remote_via(const struct remote *r, int nic, int via, int ms)
+{
+    struct r2_ep *ep = fake_newest(r->id, nic, via);
+
+    for (int t = 0; t < ms && !ep; t++) {
+        fake_sleep_ms(1);
+        ep = fake_newest(r->id, nic, via);
+    }
+    return ep;
+}
+
 struct r2_ep *remote_path(struct remote *r, int nic, uint32_t above)
 {
     struct r2_ep *ep = remote_unproven(r, nic, above);

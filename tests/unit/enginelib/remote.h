@@ -38,6 +38,8 @@ void remote_new(struct remote *r, bool out, int nics);
 bool remote_open(struct remote *r, int paths);
 /* One path more or again, proven by test chunks; NULL if the engine does not want it. */
 struct r2_ep *remote_path(struct remote *r, int nic, uint32_t above);
+/* The newest between NICs of that number by one transport, waited for so long; NULL. */
+struct r2_ep *remote_via(const struct remote *r, int nic, int via, int ms);
 /* The same before the test chunks; remote_prove then lets them arrive. */
 struct r2_ep *remote_unproven(struct remote *r, int nic, uint32_t above);
 bool remote_prove(struct remote *r, struct r2_ep *ep);
