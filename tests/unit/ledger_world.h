@@ -4,7 +4,7 @@
 
 #include "check.h"
 
-#include "engine/core/ledger.h"
+#include "ledger_look.h"
 
 #define MAX_PATHS 4
 #define MAX_LANES 3

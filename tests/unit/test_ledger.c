@@ -2,7 +2,7 @@
  * test_ledger_model.c. */
 #include "check.h"
 
-#include "engine/core/ledger.h"
+#include "ledger_look.h"
 
 #define KIB 1024
 

@@ -158,8 +158,6 @@ static inline bool r2_send_doubled(const struct r2_send_ledger *l)
 bool r2_send_on_path(const struct r2_send_ledger *l, uint16_t path);
 /* Nothing to hand out. */
 bool r2_send_idle(const struct r2_send_ledger *l);
-/* A lane may still read bytes of the buffer (for deregMr and close). */
-bool r2_send_reading(const struct r2_send_ledger *l);
 
 static inline uint64_t r2_send_acked_bytes(const struct r2_send_ledger *l)
 {
@@ -229,16 +227,11 @@ static inline bool r2_recv_writing(const struct r2_recv_ledger *l)
 {
     return l->count > 0;
 }
-/* Number of claims held by the path with a generation of at most gen: 0 means fenced. */
-unsigned r2_recv_claims_on(const struct r2_recv_ledger *l, uint16_t path, uint32_t gen);
 /* Claim number i, 0 <= i < l->count, in no order; valid until the next change. */
 const struct r2_recv_claim *r2_recv_claim_at(const struct r2_recv_ledger *l, uint32_t i);
 
-/* Calls cb for every stretch that is not done, ascending, claimed ones included; up to the total,
- * or to the capacity while the total is unknown. cb returns false to stop. */
 typedef bool (*r2_range_fn)(void *arg, uint64_t off, uint64_t len);
-void r2_recv_missing(const struct r2_recv_ledger *l, r2_range_fn cb, void *arg);
-/* The same for every stretch that is done: what has arrived. */
+/* Calls cb for every stretch that is done, ascending; it returns false to stop. */
 void r2_recv_arrived(const struct r2_recv_ledger *l, r2_range_fn cb, void *arg);
 /* All bytes below this are done (cumulative acknowledgement). */
 static inline uint64_t r2_recv_prefix(const struct r2_recv_ledger *l)

@@ -84,11 +84,6 @@ void r2_peer_hb_forget(struct r2_peer *p)
     count(p, 0, 0);
 }
 
-void r2_peer_hb_doubt(struct r2_peer *p, uint64_t now)
-{
-    p->hb_doubt_until = now + DOUBT_NS;
-}
-
 bool r2_path_hb_answers(const struct r2_path *path, uint64_t since)
 {
     return r2_path_is_up(path) && path->hb.state && !path->hb.unanswered &&
@@ -244,7 +239,7 @@ static void beat(const struct look *l, uint64_t now, bool judge)
             if (judge && ++path->hb.unanswered == R2_SUSPECT_BEATS)
                 r2_path_event(path, R2_HEALTH_EV_SILENCE, "heartbeats are overdue");
             r2_count(&r2_eng.n->heartbeats_missed, 1);
-            r2_peer_hb_doubt(path->peer, now);
+            path->peer->hb_doubt_until = now + DOUBT_NS; /* all its paths are asked often */
             path->hb.at = now;
             return;
         }
@@ -301,14 +296,15 @@ void r2_peer_beat(struct r2_peer *p, uint64_t now, bool judge)
     }
 }
 
-/* Wall 8: a path is failed for silence only while another one answers. */
+/* A path is failed for silence only while another one answers (invariant "silence is not failure").
+ */
 void r2_peer_judge_silence(struct r2_peer *p, uint64_t now)
 {
     int silent = 0;
     bool all;
 
-    for (int i = 0; i < p->n_paths; i++) {
-        silent += r2_path_is_silent(p->paths[i]);
+    R2_FOR_EACH_PATH (path, p) {
+        silent += r2_path_is_silent(path);
     }
     all = silent && silent == p->n_up;
     for (int i = 0; i < p->n_paths && silent && !all; i++) {

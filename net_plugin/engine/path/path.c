@@ -14,10 +14,9 @@
 
 struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transport)
 {
-    for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->lnic == lnic && p->paths[i]->rnic == rnic &&
-            p->paths[i]->transport == transport)
-            return p->paths[i];
+    R2_FOR_EACH_PATH (path, p) {
+        if (path->lnic == lnic && path->rnic == rnic && path->transport == transport)
+            return path;
     }
     return NULL;
 }
@@ -262,16 +261,17 @@ static void wait_begins(struct r2_path *path, const char *cause)
     if (p->doubt_since) /* what came up meanwhile delivered nothing */
         p->no_path_since = p->doubt_since;
     if (p->active || p->opening)
-        say_no_path(path, cause); /* else the first that waits does: r2_path_wait_late */
+        say_no_path(path, cause); /* else the first that waits does: wait_late */
 }
 
-void r2_path_wait_late(const struct r2_peer *p)
+/* Something begins to wait for a peer without paths: the journal says so, if it ever had one. */
+static void wait_late(const struct r2_peer *p)
 {
     const struct r2_path *last = NULL;
 
-    for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->down.at && (!last || p->paths[i]->down.at > last->down.at))
-            last = p->paths[i];
+    R2_FOR_EACH_PATH (path, p) {
+        if (path->down.at && (!last || path->down.at > last->down.at))
+            last = path;
     }
     if (last)
         say_no_path(last, "it was lost while nothing was under way");
@@ -447,7 +447,7 @@ void r2_peer_waits(struct r2_peer *p, uint64_t now)
 
     if (!r2_peer_served(p) && (first || !p->no_path_since)) {
         p->no_path_since = now;
-        r2_path_wait_late(p);
+        wait_late(p);
     }
     if (p->suspect_since && first)
         p->suspect_since = now;
