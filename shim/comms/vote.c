@@ -257,8 +257,9 @@ static void on_changed(void *user)
     pthread_mutex_unlock(&v->lock);
     /* On the host the call itself returns the error. */
     if (broken)
-        r2_comms_broken(v->comm, error == -EMSGSIZE ? "ranks gave AllReduces of unequal size"
-                                                    : "a peer of an AllReduce is gone");
+        r2_comms_broken(v->comm, error == -EMSGSIZE     ? "ranks gave AllReduces of unequal size"
+                                 : error == -ECONNRESET ? "a peer of an AllReduce is gone"
+                                                        : "an AllReduce could not go on");
 }
 
 /* What a rank needs to take part. */

@@ -19,9 +19,9 @@
 #include "util/thread.h"
 
 #define FINISH_NS (60 * R2_NS_PER_S)
-/* For all connections to be made; and after one was dropped. */
+/* For all connections to be made; and after one has ended, as a peer's does that gives up. */
 #define CONNECT_NS (30 * R2_NS_PER_S)
-#define DROPPED_NS (3 * R2_NS_PER_S)
+#define ENDED_NS (3 * R2_NS_PER_S)
 
 /* A thread that finds nothing to do yields for a while, then naps: for a part of the time that it
  * has waited. The engine's own threads move the data meanwhile. */
@@ -213,7 +213,7 @@ static int join(struct r2_direct *d)
     int rc = r2_links_turn(d->links);
 
     if (rc == 0 && d->idle_ns &&
-        r2_now_ns() - d->idle_ns > (r2_links_dropped(d->links) ? DROPPED_NS : CONNECT_NS))
+        r2_now_ns() - d->idle_ns > (r2_links_ended(d->links) ? ENDED_NS : CONNECT_NS))
         return -ETIMEDOUT;
     if (rc == 1)
         rc = r2_links_register(d->links, d->window, d->config.memory);
@@ -299,6 +299,7 @@ static void *run(void *arg)
         else if (rc == 0)
             rest(d);
     }
+    rc = r2_links_reason(d->links, rc);
     /* The peers end by this, too. */
     r2_links_free(d->links);
     d->links = NULL;

@@ -45,7 +45,7 @@ struct r2_links {
     struct link *out, *in;       /* [p * STREAMS] */
     struct stranger **strangers; /* [most_strangers], the oldest first */
     int n_strangers, most_strangers;
-    int dropped;
+    int dropped, ended; /* strangers; those of them that ended by themselves */
     struct hello said[STREAMS];
 };
 
@@ -56,7 +56,8 @@ static int as_errno(int result)
         return 0;
     case R2_NCCL_REMOTE_ERROR:
         return -ECONNRESET;
-    case R2_NCCL_INVALID_USAGE:
+    case R2_NCCL_INVALID_USAGE: /* a message does not fit its receive */
+        return -EMSGSIZE;
     case R2_NCCL_INVALID_ARGUMENT:
         return -EINVAL;
     default:
@@ -246,7 +247,10 @@ static int hear(struct r2_links *l, int at)
         rc = 0;
     } else {
         l->net->close_recv(s->comm);
-        rc = drop(l, rc ? "it ended" : k ? "there is one already" : "no rank made it");
+        l->ended += rc == -ECONNRESET;
+        rc = drop(l, rc == -ECONNRESET ? "it ended"
+                     : k               ? "there is one already"
+                                       : "no rank made it");
     }
     forget(l, at);
     return rc ? rc : 1;
@@ -277,9 +281,9 @@ int r2_links_turn(struct r2_links *l)
     return rc < 0 ? rc : all;
 }
 
-bool r2_links_dropped(const struct r2_links *l)
+bool r2_links_ended(const struct r2_links *l)
 {
-    return l->dropped > 0;
+    return l->ended > 0;
 }
 
 static int register_on(struct r2_links *l, struct link *k, void *data, size_t len)
@@ -329,7 +333,7 @@ int r2_links_post(struct r2_links *l, enum r2_lane_kind kind, int peer, void *da
         rc = l->net->irecv(k->comm, 1, &data, &len, &tag, &k->mr, &none, request);
     rc = as_errno(rc);
     if (rc)
-        return rc == -EINVAL ? unequal(l, peer, len, !out) : rc;
+        return rc == -EMSGSIZE ? unequal(l, peer, len, !out) : rc;
     k->posted += *request != NULL;
     return *request != NULL;
 }
@@ -344,16 +348,28 @@ int r2_links_posted(struct r2_links *l, enum r2_lane_kind kind, int peer)
         uint32_t at = k->done % R2_NCCL_MAX_REQUESTS;
         int done = 0, got = 0, rc = as_errno(l->net->test(k->requests[at], &done, &got));
 
-        if (rc == -EINVAL || (in && rc == 0 && done && (size_t)got != k->len[at]))
+        if (rc == -EMSGSIZE || (in && rc == 0 && done && (size_t)got != k->len[at]))
             return unequal(l, peer, k->len[at], in);
-        if (rc)
+        if (rc) {
+            k->done = k->posted; /* a request is not asked again after its error */
             return rc;
+        }
         if (!done)
             break;
         k->done++;
         n++;
     }
     return n;
+}
+
+int r2_links_reason(struct r2_links *l, int error)
+{
+    for (int i = 0; error == -ECONNRESET && i < l->p * R2_LANE_KINDS; i++) {
+        int rc = r2_links_posted(l, (enum r2_lane_kind)(i % R2_LANE_KINDS), i / R2_LANE_KINDS);
+
+        error = rc == -EMSGSIZE ? rc : error;
+    }
+    return error;
 }
 
 /* ---- the end */

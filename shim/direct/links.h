@@ -43,14 +43,18 @@ const struct r2_links_card *r2_links_own(const struct r2_links *links);
 int r2_links_connect(struct r2_links *links, int rank, const void *card, size_t len);
 /* Goes on connecting. 1: all are there; 0: not yet. */
 int r2_links_turn(struct r2_links *links);
-/* A connection was dropped. It may have been that of a peer that has given up. */
-bool r2_links_dropped(const struct r2_links *links);
+/* A connection ended before it said whose it is. It may have been that of a peer that has given up.
+ */
+bool r2_links_ended(const struct r2_links *links);
 /* What messages lie in, once all are there. */
 int r2_links_register(struct r2_links *links, void *data, size_t len);
 
 /* As r2_exec_ops; -EMSGSIZE: what came is not as long as what was posted. */
 int r2_links_post(struct r2_links *links, enum r2_lane_kind kind, int peer, void *data, size_t len);
 int r2_links_posted(struct r2_links *links, enum r2_lane_kind kind, int peer);
+/* Why it has ended with `error`. A peer that is gone may have left because of a message that did
+ * not fit, and only the rank at the other end of that message knows. */
+int r2_links_reason(struct r2_links *links, int error);
 
 /* Ends everything, also what is under way. NULL is allowed. */
 void r2_links_free(struct r2_links *links);

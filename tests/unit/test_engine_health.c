@@ -1,6 +1,7 @@
 /* Health of paths over a scripted transport (rung 2): test chunks before job data, ramps, words
  * about NICs, drains that lose nothing, damping. Times: health_bed.h. */
 #include "health_bed.h"
+#include "journal_look.h"
 
 /* A path that is back hands out test chunks only, and small messages do not take it either, until
  * the other side has them all. */
@@ -359,7 +360,72 @@ static void test_every_lane_is_proven(void)
     remote_end(&r);
 }
 
+static bool warned_of_packets(void)
+{
+    struct r2_segment *seg = r2_control_segment(r2_eng.ctl);
+
+    for (uint64_t n = journal_tail(seg); n < journal_head(seg); n++) {
+        const struct r2_seg_journal_entry *e = journal_entry(seg, n);
+
+        if (e && e->event == R2_EV_WARNING && strstr(e->cause, "large packets"))
+            return true;
+    }
+    return false;
+}
+
+/* Attempts with large packets fail, one with small packets does not, but so many of its segments
+ * are sent again. */
+static void small_after_large(int retransmits)
+{
+    uint32_t gen = ep[0]->params.gen;
+    struct r2_msg_test m;
+    struct r2_ep *back;
+
+    fake_fail(ep[0], ECONNRESET, false);
+    for (int i = 0; i < 2; i++) {
+        back = again(0, gen);
+        gen = back->params.gen;
+        CHECK_EQ(back->params.packet, 0);
+        CHECK(remote_wait_flag(&back->is_shut));
+    }
+    back = again(0, gen);
+    CHECK_EQ(back->params.packet, 1280);
+    CHECK_GE(remote_hear(back, R2_F_TEST, &m, sizeof(m)), 0);
+    atomic_store(&back->segments, 200);
+    atomic_store(&back->retransmits, retransmits);
+    CHECK_EQ(fake_ctrl(back, R2_F_TEST_ACK, &m, sizeof(m)), 0);
+    CHECK_EQ(health_of(0), R2_HEALTH_RAMPING);
+    ep[0] = back;
+}
+
+/* Packets of any size get lost at random: that is no matter of the MTU. */
+static void test_loss_is_no_matter_of_packets(void)
+{
+    struct r2_ep *back;
+
+    begin(true);
+    small_after_large(60);
+    fake_sleep_ms(300); /* heartbeats */
+    CHECK(!warned_of_packets());
+    fake_fail(ep[0], ECONNRESET, false);
+    back = again(0, ep[0]->params.gen);
+    CHECK_EQ(back->params.packet, 0); /* the next one is made as any other */
+    remote_end(&r);
+}
+
+static void test_small_packets_alone_arrive(void)
+{
+    begin(true);
+    small_after_large(0);
+    for (int i = 0; i < 5000 && !warned_of_packets(); i++)
+        fake_sleep_ms(1);
+    CHECK(warned_of_packets());
+    remote_end(&r);
+}
+
 static const struct check_test tests[] = {
+    {"loss_is_no_matter_of_packets", test_loss_is_no_matter_of_packets},
+    {"small_packets_alone_arrive", test_small_packets_alone_arrive},
     {"proven_before_data", test_proven_before_data},
     {"unproven_is_given_up", test_unproven_is_given_up},
     {"ramp_in_the_engine", test_ramp_in_the_engine},

@@ -324,7 +324,29 @@ static void test_spare_is_no_sibling(void)
     remote_end(&r);
 }
 
+/* What a path carried beside its siblings says nothing of its NIC once it is down. */
+static void test_down_is_not_behind(void)
+{
+    uint64_t now = r2_now_ns();
+    struct r2_peer *p;
+
+    begin(2);
+    p = r.conn->peer;
+    r2_peer_lock(p);
+    for (int i = 0; i < 2; i++) {
+        remote_shows(path_of(i), 1000000000, i ? 50000000 : 1000000000);
+        path_of(i)->watch.judged_at = now;
+    }
+    r2_peer_watch_grey(p, now);
+    CHECK_GT(r2_grey_nic_behind(1), 0);
+    r2_peer_unlock(p);
+    fake_fail(ep[1], ECONNRESET, false);
+    CHECK_EQ(r2_grey_nic_behind(1), 0);
+    remote_end(&r);
+}
+
 static const struct check_test tests[] = {
+    {"down_is_not_behind", test_down_is_not_behind},
     {"spare_is_no_sibling", test_spare_is_no_sibling},
     {"limited_share", test_limited_share},
     {"limited_is_asked_again", test_limited_is_asked_again},

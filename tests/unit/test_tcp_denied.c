@@ -59,8 +59,8 @@ static bool move(int ms)
     return true;
 }
 
-/* The first path that is lost, "" for none. */
-static const char *lost(void)
+/* The first path that is lost, or NULL. */
+static const struct r2_seg_journal_entry *lost_path(void)
 {
     struct r2_segment *seg = r2_control_segment(r2_eng.ctl);
 
@@ -68,9 +68,17 @@ static const char *lost(void)
         const struct r2_seg_journal_entry *e = journal_entry(seg, n);
 
         if (e && e->event == R2_EV_PATH_DOWN)
-            return e->nic;
+            return e;
     }
-    return "";
+    return NULL;
+}
+
+/* Its NIC, "" for none. */
+static const char *lost(void)
+{
+    const struct r2_seg_journal_entry *e = lost_path();
+
+    return e ? e->nic : "";
 }
 
 static int warnings(void)
@@ -86,24 +94,32 @@ static int warnings(void)
     return found;
 }
 
-/* The control socket of the first NIC's path that was accepted hears nothing any more. */
-static bool deafen(void)
+/* Socket `index` of the first NIC's path that was accepted, 0 for control and then bulk; or NULL.
+ */
+static struct r2_lane *accepted(int index)
 {
-    struct sock_filter none = BPF_STMT(BPF_RET | BPF_K, 0);
-    struct sock_fprog drop = {.len = 1, .filter = &none};
+    struct r2_lane *found = NULL;
     struct r2_list *n;
-    int rc = -1;
 
     pthread_mutex_lock(&r2_tcp.lock);
     R2_LIST_FOR_EACH (n, &r2_tcp.accepted) {
         struct r2_ep *ep = R2_CONTAINER_OF(n, struct r2_ep, node);
-        struct r2_lane *lane = r2_ep_lane(ep, 0);
 
-        if (lane && ep->params.local_nic == 0 && ep->params.remote_nic == 0)
-            rc = setsockopt(lane->io.fd, SOL_SOCKET, SO_ATTACH_FILTER, &drop, sizeof(drop));
+        if (ep->params.local_nic == 0 && ep->params.remote_nic == 0)
+            found = r2_ep_lane(ep, index);
     }
     pthread_mutex_unlock(&r2_tcp.lock);
-    return rc == 0;
+    return found;
+}
+
+/* It hears nothing any more. */
+static bool deafen(int index)
+{
+    struct sock_filter none = BPF_STMT(BPF_RET | BPF_K, 0);
+    struct sock_fprog drop = {.len = 1, .filter = &none};
+    struct r2_lane *lane = accepted(index);
+
+    return lane && setsockopt(lane->io.fd, SOL_SOCKET, SO_ATTACH_FILTER, &drop, sizeof(drop)) == 0;
 }
 
 static void sound_and_silent(void)
@@ -116,7 +132,7 @@ static void sound_and_silent(void)
     CHECK_GE(atomic_load(&asked), 1);
     CHECK_EQ(warnings(), 1);
     CHECK(r2_control_segment(r2_eng.ctl)->gauges.missing & R2_SEG_MISSING_TCP_INFO);
-    if (!deafen())
+    if (!deafen(0))
         CHECK_SKIP("no socket filters here: %s", strerror(errno));
     WHILE_MS (15000, !lost()[0])
         CHECK(move(10000));
@@ -124,6 +140,49 @@ static void sound_and_silent(void)
     for (int i = 0; i < 5; i++)
         CHECK(move(5000));
     CHECK_EQ(warnings(), 1);
+    end();
+}
+
+/* The control socket goes on, and what the bulk socket was given is acknowledged by nobody. The
+ * kernel gives up by itself, but as a rule after a quarter of an hour. */
+static void bulk_alone(void)
+{
+    const struct r2_seg_journal_entry *e;
+
+    bed_listen();
+    bed_connect();
+    WHILE_MS (500, true)
+        CHECK(move(5000));
+    if (!deafen(1))
+        CHECK_SKIP("no socket filters here: %s", strerror(errno));
+    WHILE_MS (15000, !lost()[0])
+        move(100);
+    e = lost_path();
+    CHECK(e && strcmp(e->nic, "127.0.1.1") == 0);
+    CHECK_MSG(strcmp(e->cause, "bulk bytes unacknowledged") == 0, "cause: %s", e->cause);
+    for (int i = 0; i < 5; i++)
+        CHECK(move(5000));
+    end();
+}
+
+/* An idle path may be asked more often than it says something: it is not silent for that. */
+static void seldom_heard(void)
+{
+    struct r2_ep_health health;
+    struct r2_lane *lane;
+
+    setenv("R2CCL_HEARTBEAT", "3s", 1); /* idle ones: 30 s */
+    bed_listen();
+    bed_connect();
+    CHECK(move(5000));
+    lane = accepted(0);
+    CHECK(lane);
+    WHILE_MS (8000, true) {
+        r2_transport_tcp.health(lane->ep, &health);
+        CHECK(health.answered);
+        usleep(50000);
+    }
+    CHECK_GE(atomic_load(&asked), 1);
     end();
 }
 
@@ -147,6 +206,8 @@ static void test_no_tcp_info(void)
 {
     no_info = true;
     in_a_process(sound_and_silent);
+    in_a_process(bulk_alone);
+    in_a_process(seldom_heard);
     no_info = false;
 }
 
@@ -154,6 +215,7 @@ static void test_no_siocoutq(void)
 {
     no_queue = true;
     in_a_process(sound_and_silent);
+    in_a_process(bulk_alone);
     no_queue = false;
 }
 

@@ -8,7 +8,7 @@
  * Ownership: a ledger owns its arrays; free with *_free. Small messages allocate nothing.
  * Threads: the caller serialises access to one ledger.
  * Memory: only r2_send_next, r2_send_ack and r2_recv_claim can run short of it, and then nothing
- * has changed; what must happen when a path fails (path_down, nack, released, done, release)
+ * has changed; what must happen when a path fails (path_down, released, done, release)
  * never needs memory.
  */
 #ifndef R2_ENGINE_CORE_LEDGER_H
@@ -132,12 +132,6 @@ struct r2_send_replay {
 };
 uint64_t r2_send_path_down(struct r2_send_ledger *l, uint16_t path, uint32_t gen,
                            struct r2_send_replay *replay);
-/* The receiver dropped this chunk (r2_recv_claim said -EBUSY) although the path lives: the bytes
- * that are missing go back to the queue. Returns them: 0 when there was no such transmission in
- * flight, so a repeated nack is harmless. The result is for r2_pathrate_on_lost, too. */
-uint64_t r2_send_nack(struct r2_send_ledger *l, uint64_t off, uint32_t len, uint16_t path,
-                      uint32_t gen);
-
 /* Calls cb for every transmission that is not lost, with the bytes of it that are not acknowledged:
  * what an abandoned message leaves on its paths. */
 void r2_send_unacked(const struct r2_send_ledger *l, r2_send_report_fn cb, void *arg);
@@ -203,8 +197,7 @@ int r2_recv_set_total(struct r2_recv_ledger *l, uint64_t total);
  *   0        open, now claimed
  *   1        already done, all of it: drain it and acknowledge again
  *   -EBUSY   part of it is claimed or done. The sender must learn that this transmission is
- *            lost: either drain it and say so (r2_send_nack) once the bytes are open, or end the
- *            path, which fences and replays its generation
+ *            lost: end the path, which fences and replays its generation
  *   -EPROTO  out of bounds, not on chunk boundaries, or the total is not known yet
  *   -ENOMEM  as -EBUSY */
 int r2_recv_claim(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path, uint32_t gen,
@@ -230,8 +223,8 @@ static inline bool r2_recv_writing(const struct r2_recv_ledger *l)
 /* Claim number i, 0 <= i < l->count, in no order; valid until the next change. */
 const struct r2_recv_claim *r2_recv_claim_at(const struct r2_recv_ledger *l, uint32_t i);
 
+/* Calls cb for every stretch that is done, ascending. cb returns false to stop. */
 typedef bool (*r2_range_fn)(void *arg, uint64_t off, uint64_t len);
-/* Calls cb for every stretch that is done, ascending; it returns false to stop. */
 void r2_recv_arrived(const struct r2_recv_ledger *l, r2_range_fn cb, void *arg);
 /* All bytes below this are done (cumulative acknowledgement). */
 static inline uint64_t r2_recv_prefix(const struct r2_recv_ledger *l)

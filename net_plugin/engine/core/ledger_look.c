@@ -1,4 +1,4 @@
-/* What ledgers can tell: what is under way; what has arrived. */
+/* What ledgers can tell: what is under way, what has arrived. */
 #include "engine/core/ledger.h"
 
 void r2_send_unacked(const struct r2_send_ledger *l, r2_send_report_fn cb, void *arg)

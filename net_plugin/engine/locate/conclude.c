@@ -312,7 +312,7 @@ void r2_round_adopt(struct r2_round *r, uint64_t now)
 
 /* ---- hints */
 
-/* An answer since then is no old one: the round has had all paths asked (hb_doubt_until). */
+/* An answer since then is no old one: the round has had all paths asked (peer_hb_doubt). */
 static uint64_t lately(struct r2_peer *p)
 {
     uint64_t now = r2_peer_now(p);

@@ -151,6 +151,8 @@ static void resumed(struct r2_path *path)
     uint64_t took = p->resume_idle ? 0 : r2_peer_now(p) - p->resume_from;
 
     r2_path_journal(path, R2_EV_RESUME, 0, took, p->resume_idle ? "was idle" : "");
+    if (!p->resume_idle)
+        r2_count_time(&r2_eng.n->resume, took);
     p->resume_from = 0;
 }
 
@@ -214,6 +216,7 @@ void r2_send_fenced(struct r2_path *path, uint32_t gen)
 {
     struct r2_peer *p = path->peer;
     struct r2_send_replay again = {0, 0};
+    uint64_t took;
 
     R2_FOR_EACH_CONN (c, p) {
         bool any = false;
@@ -231,7 +234,9 @@ void r2_send_fenced(struct r2_path *path, uint32_t gen)
     if (!r2_past_carried(path->past) || (path->past == R2_PAST_CLOSED && !again.bytes))
         return;
     path->sum.replayed += again.bytes;
-    r2_path_journal(path, R2_EV_REPLAY, again.bytes, r2_peer_now(path->peer) - path->down.at, "");
+    took = r2_peer_now(path->peer) - path->down.at;
+    r2_path_journal(path, R2_EV_REPLAY, again.bytes, took, "");
+    r2_count_time(&r2_eng.n->failover, took);
     r2_count(&r2_eng.n->replayed_bytes, again.bytes);
     r2_count(&r2_eng.n->replayed_chunks, again.chunks);
     r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->replayed_bytes, again.bytes);

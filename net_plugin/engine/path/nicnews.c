@@ -18,7 +18,7 @@ static bool nic_open(const struct r2_peer *p, int nic)
 }
 
 /* Something is said to the peer and not acknowledged yet. */
-static bool is_open(const struct r2_peer *p)
+static bool nicnews_open(const struct r2_peer *p)
 {
     for (int i = 0; i < r2_local.n; i++) {
         if (nic_open(p, i))
@@ -53,7 +53,7 @@ static void begin(struct r2_nicnews *w, uint64_t now)
 /* Nothing is open: the next news begin anew. Something is: it is said, some time. */
 static void rest(struct r2_peer *p)
 {
-    if (!is_open(p))
+    if (!nicnews_open(p))
         p->nicnews.due = 0;
     else if (!p->nicnews.due)
         begin(&p->nicnews, r2_peer_now(p));
@@ -109,7 +109,7 @@ static void say_open(struct r2_peer *p, struct r2_path *via)
 void r2_nicnews_resync(struct r2_peer *p, struct r2_path *via)
 {
     say_place(via);
-    if (!is_open(p))
+    if (!nicnews_open(p))
         return;
     begin(&p->nicnews, r2_peer_now(p));
     say_open(p, via);

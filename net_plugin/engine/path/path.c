@@ -213,6 +213,7 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
 
     path->state = r2_path_next(path->state, R2_PATH_EV_END);
     p->n_up -= was_up;
+    r2_grey_note_beside(path, 0);
     if (!carried) /* R: the other side knows whether it is wanted */
         path->past =
             r2_past_next(path->past, p->out && err && !no_descriptors(err) ? R2_PAST_EV_ATTEMPT
@@ -261,11 +262,11 @@ static void wait_begins(struct r2_path *path, const char *cause)
     if (p->doubt_since) /* what came up meanwhile delivered nothing */
         p->no_path_since = p->doubt_since;
     if (p->active || p->opening)
-        say_no_path(path, cause); /* else the first that waits does: wait_late */
+        say_no_path(path, cause); /* else the first that waits does: path_wait_late */
 }
 
 /* Something begins to wait for a peer without paths: the journal says so, if it ever had one. */
-static void wait_late(const struct r2_peer *p)
+static void path_wait_late(const struct r2_peer *p)
 {
     const struct r2_path *last = NULL;
 
@@ -447,7 +448,7 @@ void r2_peer_waits(struct r2_peer *p, uint64_t now)
 
     if (!r2_peer_served(p) && (first || !p->no_path_since)) {
         p->no_path_since = now;
-        wait_late(p);
+        path_wait_late(p);
     }
     if (p->suspect_since && first)
         p->suspect_since = now;

@@ -75,6 +75,9 @@ void r2_path_follow(struct r2_path *path);
 void r2_path_forgive(struct r2_path *path);
 /* A test did not end in time: the next attempt may ask for smaller packets. */
 void r2_path_test_lost(struct r2_path *path);
+/* S, with its heartbeats: whether a path that small packets have proved loses large ones alone, of
+ * which the user is told, or packets of any size; then the next attempt is made with large ones. */
+void r2_path_judge_packets(struct r2_path *path, const struct r2_ep_health *health);
 /* Heartbeats in a row without an answer: it is in doubt. */
 #define R2_SUSPECT_BEATS 2
 /* What its paths say about each NIC. */

@@ -383,6 +383,7 @@ bool r2_path_test_next(struct r2_path *path, struct r2_bulk *bulk)
 
 #define SMALL_PACKET 1280 /* IPv6 asks that much of every link */
 #define LOST_TESTS 2
+#define LOSSY_PART 20 /* of segments, sent again: packets of any size get lost */
 
 /* S: a test was not answered in time. After a few the next attempts use small packets, or full ones
  * again: which of them pass is what a user has to know. */
@@ -394,8 +395,6 @@ void r2_path_test_lost(struct r2_path *path)
     path->attempt.packet = path->attempt.packet ? 0 : SMALL_PACKET;
 }
 
-static const char small_only[] = "large packets vanish on it: it uses small ones";
-
 static void tell_small(const struct r2_path *path)
 {
     static atomic_uint told; /* bits of NICs */
@@ -403,11 +402,21 @@ static void tell_small(const struct r2_path *path)
 
     if (atomic_fetch_or(&told, 1u << path->lnic) >> path->lnic & 1)
         return;
-    r2_path_journal(path, R2_EV_WARNING, 0, 0, small_only);
+    r2_path_journal(path, R2_EV_WARNING, 0, 0, "large packets vanish on it: it uses small ones");
     R2_TELL("path %s: packets of %d bytes, this NIC's MTU, are lost on the way, and packets of %d "
             "arrive. It uses small packets and is slower. Check the MTU of NICs, bridges and "
             "switches on both sides",
             r2_path_text(path, text, sizeof(text)), r2_local.nics[path->lnic].mtu, SMALL_PACKET);
+}
+
+void r2_path_judge_packets(struct r2_path *path, const struct r2_ep_health *h)
+{
+    if (!path->attempt.packet || path->state != R2_PATH_PROVEN)
+        return;
+    if (h->retransmits * LOSSY_PART > h->segments)
+        path->attempt.packet = 0;
+    else
+        tell_small(path);
 }
 
 /* S: the other side has seen it all. */
@@ -420,9 +429,8 @@ int r2_path_on_test_ack(struct r2_path *path, const uint8_t *body)
         return -EPROTO;
     if (path->state == R2_PATH_TESTING && m.gen == path->gen && m.bytes >= path->test.want) {
         path->test.lost = 0;
-        proven(path, path->attempt.packet ? small_only : "test chunks have arrived");
-        if (path->attempt.packet)
-            tell_small(path);
+        proven(path, path->attempt.packet ? "test chunks have arrived in small packets"
+                                          : "test chunks have arrived");
     }
     return 0;
 }

@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 
 #include "io/fault.h"
+#include "settings/settings.h"
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"
 #include "util/log.h"
@@ -20,7 +21,17 @@
 /* tcp_info.tcpi_state: netinet/tcp.h has names for them, and is not to be had here. */
 enum { STATE_ESTABLISHED = 1, STATE_SYN_SENT = 2, STATE_CLOSE = 7 };
 
+/* Where the kernel does not tell: how long a lane may show nothing. An idle path's heartbeats may
+ * be further apart than that. */
 #define HEARD_S 5
+#define HEARD_BEATS 5
+
+static uint64_t heard_ns(void)
+{
+    uint64_t beats = HEARD_BEATS * r2_settings_get()->heartbeat_idle_ns;
+
+    return beats > HEARD_S * R2_NS_PER_S ? beats : HEARD_S * R2_NS_PER_S;
+}
 
 void r2_tcp_mark(struct r2_ep *ep)
 {
@@ -32,7 +43,12 @@ void r2_tcp_mark(struct r2_ep *ep)
 
 /* A sandbox may forbid what the kernel is asked here (seccomp, gVisor). That says nothing of NICs:
  * from then on a path answers as long as the peer is heard on it. */
-static atomic_bool denied;
+static atomic_bool no_info, no_queue; /* TCP_INFO, SIOCOUTQ */
+
+static bool is_blind(void)
+{
+    return atomic_load(&no_info) || atomic_load(&no_queue);
+}
 
 static bool is_denial(int err)
 {
@@ -40,17 +56,17 @@ static bool is_denial(int err)
            err == ENOPROTOOPT || err == ENOTTY;
 }
 
-static bool ask_denied(const char *what)
+static bool ask_denied(atomic_bool *denied, const char *what)
 {
     static atomic_bool told;
 
     if (!is_denial(errno))
         return false;
-    atomic_store(&denied, true);
+    atomic_store(denied, true);
     if (!atomic_exchange(&told, true)) {
         R2_TELL("the kernel does not tell how sockets are (%s: %s): a sandbox or a seccomp filter "
                 "forbids it. Silent NICs are found after %d s, slow and lossy ones are not",
-                what, strerror(errno), HEARD_S);
+                what, strerror(errno), (int)(heard_ns() / R2_NS_PER_S));
         r2_tcp.ev->blind();
     }
     return true;
@@ -61,24 +77,24 @@ static bool look(const struct r2_lane *lane, struct tcp_info *ti)
     socklen_t len = sizeof(*ti);
 
     memset(ti, 0, sizeof(*ti));
-    if (atomic_load(&denied))
+    if (atomic_load(&no_info))
         return false;
     if (getsockopt(lane->io.fd, IPPROTO_TCP, TCP_INFO, ti, &len) == 0)
         return true;
-    ask_denied("TCP_INFO");
+    ask_denied(&no_info, "TCP_INFO");
     return false;
 }
 
-/* The control lane brought something lately: each side says something once a second at least. Under
- * tx_lock. */
-static bool is_heard(struct r2_lane *lane)
+/* `sum` has grown lately: what a control lane has received (each side says something at each
+ * heartbeat), or what is acknowledged of a bulk lane. Under tx_lock. */
+static bool moves_on(struct r2_lane *lane, uint64_t sum)
 {
-    uint64_t got = atomic_load_explicit(&lane->rx_got, memory_order_relaxed), now = r2_now_ns();
+    uint64_t now = r2_now_ns();
 
-    if (!lane->got_at || got != lane->got_seen)
-        lane->got_at = now;
-    lane->got_seen = got;
-    return now - lane->got_at < HEARD_S * R2_NS_PER_S;
+    if (!lane->sum_at || sum != lane->sum_seen)
+        lane->sum_at = now;
+    lane->sum_seen = sum;
+    return now - lane->sum_at < heard_ns();
 }
 
 /* Bytes that are not acknowledged. As a rule there are none, which TCP_INFO says already: one call
@@ -89,7 +105,7 @@ static bool ask_queued(const struct r2_lane *lane, const struct tcp_info *ti, in
     *queued = 0;
     return (ti->tcpi_state == STATE_ESTABLISHED && ti->tcpi_unacked == 0 &&
             ti->tcpi_notsent_bytes == 0) ||
-           ioctl(lane->io.fd, SIOCOUTQ, queued) == 0 || (ask_denied("SIOCOUTQ"), false);
+           ioctl(lane->io.fd, SIOCOUTQ, queued) == 0 || (ask_denied(&no_queue, "SIOCOUTQ"), false);
 }
 
 /* All that was sent is acknowledged, what waits cannot go because the other process has closed the
@@ -108,12 +124,12 @@ static bool ctrl_health(struct r2_ep *ep, struct r2_lane *lane, struct r2_ep_hea
     bool ok;
 
     pthread_mutex_lock(&lane->tx_lock);
-    ok = !lane->closed && look(lane, &ti) && ask_queued(lane, &ti, &queued);
+    ok = !lane->closed && !is_blind() && look(lane, &ti) && ask_queued(lane, &ti, &queued);
     if (ok)
         out->answered =
             atomic_load(&lane->ctrl_total) - (uint64_t)queued >= atomic_load(&ep->marked);
-    else if (!lane->closed && atomic_load(&denied))
-        out->answered = is_heard(lane);
+    else if (!lane->closed && is_blind())
+        out->answered = moves_on(lane, atomic_load_explicit(&lane->rx_got, memory_order_relaxed));
     pthread_mutex_unlock(&lane->tx_lock);
     if (atomic_fetch_or(&lane->flush_wanted, 0)) /* somebody left it to the holder of the lock */
         r2_lane_flush(lane);
@@ -125,6 +141,25 @@ static bool ctrl_health(struct r2_ep *ep, struct r2_lane *lane, struct r2_ep_hea
     out->segments = ti.tcpi_data_segs_out;
     out->retransmits = ti.tcpi_total_retrans;
     return true;
+}
+
+/* A closed window looks like a stall here, so it is one only after a long time. With SIOCOUTQ
+ * denied as well, the kernel's own time-out ends a lane that alone is stalled. Under tx_lock. */
+static void bulk_without_info(struct r2_lane *lane, struct r2_ep_health *out)
+{
+    int queued = 0;
+
+    if (atomic_load(&no_queue))
+        return;
+    if (ioctl(lane->io.fd, SIOCOUTQ, &queued) < 0) {
+        ask_denied(&no_queue, "SIOCOUTQ");
+        return;
+    }
+    lane->sum_at = queued ? lane->sum_at : 0;
+    if (!moves_on(lane, lane->moved - (uint64_t)queued))
+        out->stalled = true;
+    lane->out_seen = queued > 0;
+    lane->moved_seen = lane->moved;
 }
 
 /* Bulk bytes: a rule of a firewall or a fault may hit these sockets alone. How many wait says
@@ -154,6 +189,8 @@ static void bulk_health(struct r2_lane *lane, struct r2_ep_health *out)
         lane->resent_seen = ti.tcpi_total_retrans;
         out->segments += ti.tcpi_data_segs_out;
         out->retransmits += ti.tcpi_total_retrans;
+    } else if (!lane->closed && atomic_load(&lane->open) && atomic_load(&no_info)) {
+        bulk_without_info(lane, out);
     }
     pthread_mutex_unlock(&lane->tx_lock);
 }
@@ -178,7 +215,7 @@ static bool established(const struct r2_lane *lane)
         return false;
     if (look(lane, &ti))
         return ti.tcpi_state != STATE_SYN_SENT && ti.tcpi_state != STATE_CLOSE;
-    return atomic_load(&denied) && poll(&p, 1, 0) == 1 && p.revents == POLLOUT;
+    return is_blind() && poll(&p, 1, 0) == 1 && p.revents == POLLOUT;
 }
 
 static bool kernel_answered(struct r2_ep *ep, struct r2_lane *lane)
@@ -200,15 +237,18 @@ void r2_tcp_health(struct r2_ep *ep, struct r2_ep_health *out)
     memset(out, 0, sizeof(*out));
     if (ep->params.probe)
         out->answered = kernel_answered(ep, lane);
-    if (ep->params.probe || !lane || !ctrl_health(ep, lane, out))
+    if (ep->params.probe || !lane || (!ctrl_health(ep, lane, out) && !is_blind()))
         return;
     for (int i = 1; i <= ep->n_lanes && ep->params.initiator; i++) {
         lane = r2_ep_lane(ep, i);
         if (lane)
             bulk_health(lane, out);
     }
-    if (hole(ep))
-        out->answered = false; /* the kernel does not know of the injected hole */
+    /* The kernel does not know of the injected hole. What is heard does, as late as with a real
+     * one.
+     */
+    if (!is_blind() && hole(ep))
+        out->answered = false;
 }
 
 /* The lane's lock may be held by a thread that waits for the caller's: then it is at work, which is
@@ -224,7 +264,7 @@ bool r2_tcp_reached(struct r2_ep *ep)
     if (pthread_mutex_trylock(&lane->tx_lock))
         return true;
     all = established(lane) &&
-          (atomic_load(&denied) || (ioctl(lane->io.fd, SIOCOUTQ, &queued) == 0 && queued == 0));
+          (is_blind() || (ioctl(lane->io.fd, SIOCOUTQ, &queued) == 0 && queued == 0));
     pthread_mutex_unlock(&lane->tx_lock);
     return all;
 }

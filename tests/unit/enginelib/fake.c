@@ -219,6 +219,8 @@ static void op_health(struct r2_ep *ep, struct r2_ep_health *out)
     memset(out, 0, sizeof(*out));
     fake_sleep_ms(ms);
     out->rtt_ns = (uint64_t)atomic_load(&ep->rtt_us) * 1000;
+    out->segments = (uint64_t)atomic_load(&ep->segments);
+    out->retransmits = (uint64_t)atomic_load(&ep->retransmits);
     out->answered = ep->params.probe ? atomic_load(&ep->connected) : !atomic_load(&ep->silent);
 }
 

@@ -27,20 +27,21 @@ struct r2_ep {
     atomic_int refs;
     struct r2_ep *next; /* all endpoints, newest first; the list holds a reference */
     pthread_mutex_t lock;
-    bool dead;                    /* under lock: shut */
-    struct r2_bulk tx[FAKE_HELD]; /* under lock: handed out, not let go of */
-    struct r2_bulk rx[FAKE_HELD]; /* under lock: claimed */
-    int n_tx, n_rx;               /* under lock */
-    unsigned asking, turn;        /* bulk lanes that ask for chunks, in turn; 0: all four */
-    atomic_bool unconfirmed;      /* shut() does not come to an end */
-    atomic_bool cleared;          /* the last detach() was told so */
-    atomic_bool hold_shut;        /* shut() waits while it is set (5 s at most) */
-    atomic_bool reading;          /* revoke: the lane is inside a read just now */
-    atomic_bool silent;           /* health: nothing answers */
-    atomic_bool connected;        /* health of a probe, and reached(): the host's kernel did */
-    atomic_bool there, given_up;  /* fake_fail: as in r2_ep_health */
-    atomic_int health_ms;         /* health() takes so long */
-    atomic_int rtt_us;            /* health: round trip of the network */
+    bool dead;                        /* under lock: shut */
+    struct r2_bulk tx[FAKE_HELD];     /* under lock: handed out, not let go of */
+    struct r2_bulk rx[FAKE_HELD];     /* under lock: claimed */
+    int n_tx, n_rx;                   /* under lock */
+    unsigned asking, turn;            /* bulk lanes that ask for chunks, in turn; 0: all four */
+    atomic_bool unconfirmed;          /* shut() does not come to an end */
+    atomic_bool cleared;              /* the last detach() was told so */
+    atomic_bool hold_shut;            /* shut() waits while it is set (5 s at most) */
+    atomic_bool reading;              /* revoke: the lane is inside a read just now */
+    atomic_bool silent;               /* health: nothing answers */
+    atomic_bool connected;            /* health of a probe, and reached(): the host's kernel did */
+    atomic_bool there, given_up;      /* fake_fail: as in r2_ep_health */
+    atomic_int health_ms;             /* health() takes so long */
+    atomic_int rtt_us;                /* health: round trip of the network */
+    atomic_int segments, retransmits; /* the same */
     atomic_int flushes;
     atomic_int kicks, detached, waiting; /* waiting: threads in shut() */
     atomic_bool is_shut, failed;
