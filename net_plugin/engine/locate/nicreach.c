@@ -113,8 +113,8 @@ static void look_at_peer(const struct r2_peer *p, int *peers)
 
     if (!p->out || !is_served(p))
         return;
-    for (int i = 0; i < p->n_paths; i++)
-        vain[p->paths[i]->lnic] |= tried_in_vain(p->paths[i]);
+    R2_FOR_EACH_PATH (path, p)
+        vain[path->lnic] |= tried_in_vain(path);
     for (int i = 0; i < r2_local.n; i++)
         peers[i] += vain[i] || has_no_pair(p, i);
 }

@@ -11,8 +11,8 @@ static void began(struct r2_peer *p)
 
 static void ended(struct r2_peer *p)
 {
-    for (int i = 0; i < p->n_paths; i++)
-        r2_path_free(p->paths[i]);
+    R2_FOR_EACH_PATH (path, p)
+        r2_path_free(path);
     r2_liveness_free(&p->liveness);
 }
 

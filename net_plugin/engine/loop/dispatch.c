@@ -425,9 +425,8 @@ static int on_info(struct r2_path *path, const uint8_t *body)
         }
     }
     r2_control_peer_describe(r2_eng.ctl, p->row, p->host, p->pid, p->rank);
-    for (int i = 0; i < p->n_paths; i++)
-        r2_control_path_remote(r2_eng.ctl, p->paths[i]->shown.row,
-                               p->rnics[p->paths[i]->rnic].name);
+    R2_FOR_EACH_PATH (path, p)
+        r2_control_path_remote(r2_eng.ctl, path->shown.row, p->rnics[path->rnic].name);
     if (path->intro == R2_INTRO_NONE)
         path->intro = R2_INTRO_HEARD;
     r2_path_tell_up(path);

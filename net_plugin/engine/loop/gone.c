@@ -29,8 +29,8 @@ void r2_peer_gone(struct r2_peer *p, int err, const char *cause)
         r2_peer_tell_gone(p, cause);
     }
     r2_peer_show(p, r2_peer_now(p));
-    for (int i = 0; i < p->n_paths; i++)
-        r2_path_fail(p->paths[i], p->paths[i]->gen, -err, cause);
+    R2_FOR_EACH_PATH (path, p)
+        r2_path_fail(path, path->gen, -err, cause);
     R2_FOR_EACH_CONN_SAFE (c, p) {
         if (c->state >= R2_CONN_CLOSING) {
             c->word = R2_WORD_HEARD; /* nobody is left to acknowledge it */

@@ -217,10 +217,10 @@ static bool plan_transport(struct r2_peer *p, int via, uint64_t now)
         if (r2_peer_may_try(p, l))
             plan_nic(p, l, via, now, few, ~0u);
     }
-    for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->transport == via && r2_nic_usable(p->paths[i]->lnic)) {
-            serves |= r2_path_may(p->paths[i]) >= R2_MAY_LAST_RESORT;
-            fresh |= still_new(p->paths[i]);
+    R2_FOR_EACH_PATH (path, p) {
+        if (path->transport == via && r2_nic_usable(path->lnic)) {
+            serves |= r2_path_may(path) >= R2_MAY_LAST_RESORT;
+            fresh |= still_new(path);
         }
     }
     return via == R2_VIA_VERBS && expected(p, serves, fresh, now);
@@ -342,8 +342,8 @@ static void retire(struct r2_peer *p, uint64_t now)
         return;
     if (!p->out && p->n_up)
         return; /* the connecting side lets go first */
-    for (int i = 0; i < p->n_paths; i++)
-        r2_path_fail(p->paths[i], p->paths[i]->gen, 0, "idle");
+    R2_FOR_EACH_PATH (path, p)
+        r2_path_fail(path, path->gen, 0, "idle");
     if (p->life == R2_PEER_FORGOTTEN)
         return;
     p->life = R2_PEER_GONE;
@@ -357,8 +357,8 @@ static void retire(struct r2_peer *p, uint64_t now)
     pthread_mutex_unlock(&r2_eng.lock);
     r2_control_peer_remove(r2_eng.ctl, p->row);
     p->row = -1;
-    for (int i = 0; i < p->n_paths; i++)
-        p->paths[i]->shown.row = -1;
+    R2_FOR_EACH_PATH (path, p)
+        path->shown.row = -1;
 }
 
 static void maintain(struct r2_peer *p, uint64_t now)
@@ -531,8 +531,8 @@ void r2_peer_timer(struct r2_timer *t, uint64_t now)
     if (!awake)
         not_waited(p, now);
     p->last_tick = now;
-    for (int i = 0; i < p->n_paths; i++)
-        r2_path_tick(p->paths[i], now);
+    R2_FOR_EACH_PATH (path, p)
+        r2_path_tick(path, now);
     r2_peer_beat(p, now, awake);
     if (awake) {
         r2_peer_judge_silence(p, now);

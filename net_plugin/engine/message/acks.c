@@ -172,8 +172,8 @@ static bool has_frames(const struct r2_path *path)
  * the kernel later. `cum` rises before the receive is done. */
 static bool unsaid_to(const struct r2_peer *p)
 {
-    for (int i = 0; i < p->n_paths; i++) {
-        if (r2_path_is_up(p->paths[i]) && has_frames(p->paths[i]))
+    R2_FOR_EACH_PATH (path, p) {
+        if (r2_path_is_up(path) && has_frames(path))
             return true;
     }
     R2_FOR_EACH_CONN (c, p) {

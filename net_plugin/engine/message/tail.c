@@ -52,9 +52,9 @@ static void refill(struct r2_peer *p, uint64_t now)
 {
     uint64_t rates = 0, passed = now - p->tail_at;
 
-    for (int i = 0; i < p->n_paths; i++) {
-        if (r2_path_may(p->paths[i]) >= R2_MAY_STAND_BY)
-            rates += r2_pathrate_rate(&p->paths[i]->rate);
+    R2_FOR_EACH_PATH (path, p) {
+        if (r2_path_may(path) >= R2_MAY_STAND_BY)
+            rates += r2_pathrate_rate(&path->rate);
     }
     if (passed > R2_NS_PER_S)
         passed = R2_NS_PER_S;

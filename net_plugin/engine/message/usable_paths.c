@@ -19,13 +19,13 @@ int r2_conn_stays(const struct r2_conn *c)
 
     if (!r2_conn_narrow())
         return -1;
-    for (int i = 0; i < p->n_paths; i++) {
-        int after = r2_eng.near[c->home][p->paths[i]->lnic];
+    R2_FOR_EACH_PATH (path, p) {
+        int after = r2_eng.near[c->home][path->lnic];
 
-        after += r2_path_may(p->paths[i]) >= R2_MAY_UNLIMITED ? 0 : r2_local.n; /* while it ramps */
-        if (after < behind && r2_path_may(p->paths[i]) >= R2_MAY_LIMITED) {
+        after += r2_path_may(path) >= R2_MAY_UNLIMITED ? 0 : r2_local.n; /* while it ramps */
+        if (after < behind && r2_path_may(path) >= R2_MAY_LIMITED) {
             behind = after;
-            best = p->paths[i]->lnic;
+            best = path->lnic;
         }
     }
     return best;

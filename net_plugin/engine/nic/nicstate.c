@@ -127,11 +127,11 @@ static void tell_peer(struct r2_peer *p, int nic, bool news, bool forgiven, cons
 
     r2_peer_lock(p);
     others = others_up(p, nic);
-    for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->lnic == nic && forgiven)
-            r2_path_forgive(p->paths[i]);
-        if (p->paths[i]->lnic == nic && news)
-            tell_path(p->paths[i], word, others, cause);
+    R2_FOR_EACH_PATH (path, p) {
+        if (path->lnic == nic && forgiven)
+            r2_path_forgive(path);
+        if (path->lnic == nic && news)
+            tell_path(path, word, others, cause);
     }
     r2_nicnews_tell(p, nic);
     if (p->resync && p->out && p->n_up)

@@ -303,14 +303,15 @@ void r2_peer_beat(struct r2_peer *p, uint64_t now, bool judge)
     }
 }
 
-/* Wall 8: a path is failed for silence only while another one answers. */
+/* A path is failed for silence only while another one answers (invariant "silence is not failure").
+ */
 void r2_peer_judge_silence(struct r2_peer *p, uint64_t now)
 {
     int silent = 0;
     bool all;
 
-    for (int i = 0; i < p->n_paths; i++) {
-        silent += r2_path_is_silent(p->paths[i]);
+    R2_FOR_EACH_PATH (path, p) {
+        silent += r2_path_is_silent(path);
     }
     all = silent && silent == p->n_up;
     for (int i = 0; i < p->n_paths && silent && !all; i++) {

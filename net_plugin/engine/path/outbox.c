@@ -79,8 +79,8 @@ void r2_peer_say_held(struct r2_peer *p, uint64_t now)
 {
     uint64_t next = 0;
 
-    for (int i = 0; i < p->n_paths; i++) {
-        uint64_t *due = &p->paths[i]->outbox.due;
+    R2_FOR_EACH_PATH (path, p) {
+        uint64_t *due = &path->outbox.due;
 
         if (*due && *due <= now)
             *due = R2_OUT_NOW;

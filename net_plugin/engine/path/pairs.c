@@ -98,8 +98,8 @@ int r2_pairs_keep(struct r2_peer *p, int lnic, int via, int *order, int n)
 
     if (!p->pid) /* the handle names some NICs only: others may be better */
         room = (room + 1) / 2;
-    for (int i = 0; i < p->n_paths; i++)
-        room -= p->paths[i]->lnic == lnic && p->paths[i]->transport == via;
+    R2_FOR_EACH_PATH (path, p)
+        room -= path->lnic == lnic && path->transport == via;
     for (int i = 0; i < n; i++)
         keep[i] = r2_path_find(p, lnic, order[i], via);
     for (int turn = 0; turn < 3; turn++) {

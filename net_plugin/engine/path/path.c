@@ -14,10 +14,9 @@
 
 struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transport)
 {
-    for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->lnic == lnic && p->paths[i]->rnic == rnic &&
-            p->paths[i]->transport == transport)
-            return p->paths[i];
+    R2_FOR_EACH_PATH (path, p) {
+        if (path->lnic == lnic && path->rnic == rnic && path->transport == transport)
+            return path;
     }
     return NULL;
 }
@@ -271,9 +270,9 @@ static void path_wait_late(const struct r2_peer *p)
 {
     const struct r2_path *last = NULL;
 
-    for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->down.at && (!last || p->paths[i]->down.at > last->down.at))
-            last = p->paths[i];
+    R2_FOR_EACH_PATH (path, p) {
+        if (path->down.at && (!last || path->down.at > last->down.at))
+            last = path;
     }
     if (last)
         say_no_path(last, "it was lost while nothing was under way");

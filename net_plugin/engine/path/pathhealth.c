@@ -494,8 +494,8 @@ int r2_peer_left(const struct r2_peer *p, int transport)
 {
     int n = 0;
 
-    for (int i = 0; i < p->n_paths; i++)
-        n += transport == R2_VIA_TCP ? r2_path_is_up(p->paths[i]) : r2_path_suffices(p->paths[i]);
+    R2_FOR_EACH_PATH (path, p)
+        n += transport == R2_VIA_TCP ? r2_path_is_up(path) : r2_path_suffices(path);
     return n;
 }
 

@@ -24,6 +24,6 @@ void r2_peer_answers(struct r2_peer *p)
 {
     p->liveness.refused_from = 0;
     memset(p->liveness.taken_at, 0, sizeof(p->liveness.taken_at));
-    for (int i = 0; i < p->n_paths; i++)
-        p->paths[i]->attempt.refused_from = 0;
+    R2_FOR_EACH_PATH (path, p)
+        path->attempt.refused_from = 0;
 }

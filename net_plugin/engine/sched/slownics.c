@@ -27,12 +27,12 @@ static bool nics_limit(const struct r2_path *path)
     if (!is_slow(path) || path->rate.probing_rtt || !r2_pathrate_inflight(&path->rate) ||
         r2_limited_never(path))
         return false;
-    for (int i = 0; i < p->n_paths; i++) {
-        if (r2_path_may(p->paths[i]) < R2_MAY_LIMITED)
+    R2_FOR_EACH_PATH (other, p) {
+        if (r2_path_may(other) < R2_MAY_LIMITED)
             continue;
-        if (!is_slow(p->paths[i]))
+        if (!is_slow(other))
             return false;
-        sum += r2_pathrate_rate(&p->paths[i]->rate);
+        sum += r2_pathrate_rate(&other->rate);
     }
     return sum < SLOW_SUM;
 }
