@@ -1,7 +1,7 @@
 """One rank of a job whose AllReduces are R2CCL's own where they can be: plain ones in turn with
 calls of one kind that NCCL keeps. Every value is checked.
 
-    left_out_worker.py FOLDER grouped|pair|premul|captured|nonblocking|unequal
+    left_out_worker.py FOLDER grouped|pair|premul|captured|nonblocking|unequal|several
 """
 
 from __future__ import annotations
@@ -114,10 +114,30 @@ def unequal(folder: Path) -> None:
     nccl.check("ncclCommAbort", comm)
 
 
+def several(folder: Path) -> None:
+    """A process that has two ranks: it calls for both in one group."""
+    nccl, ranks = Nccl(None), 2 * RANKS
+    unique, comms = nccl.unique_id(folder / "id"), [ctypes.c_void_p() for _ in range(2)]
+    data = [Data(*([1.0] * COUNT)) for _ in comms]
+    nccl.check("ncclGroupStart")
+    for i, comm in enumerate(comms):
+        nccl.check("ncclCommInitRank", ctypes.byref(comm), ranks, unique, 2 * RANK + i)
+    nccl.check("ncclGroupEnd")
+    for turn in range(TURNS):
+        nccl.check("ncclGroupStart")
+        for mine, comm in zip(data, comms, strict=True):
+            nccl.sum(mine, mine, COUNT, comm)
+        nccl.check("ncclGroupEnd")
+        assert all(mine[0] == mine[COUNT - 1] == ranks ** (turn + 1) for mine in data)
+    print(f"rank {RANK} is through", flush=True)
+    for comm in comms:
+        nccl.check("ncclCommDestroy", comm)
+
+
 def main() -> None:
     folder, kind = Path(sys.argv[1]), sys.argv[2]
-    if kind == "unequal":
-        unequal(folder)
+    if kind in ("unequal", "several"):
+        {"unequal": unequal, "several": several}[kind](folder)
         return
     work = Work(folder, kind)
     want = RANKS * (RANKS + 1) / 2

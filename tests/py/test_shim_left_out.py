@@ -54,9 +54,11 @@ def run(
     return said
 
 
-def work(build: Build, folder: Path, kind: str, driver: bool = False) -> list[str]:
+def work(
+    build: Build, folder: Path, kind: str, driver: bool = False, nodes: int = NODES
+) -> list[str]:
     argv = (sys.executable, str(ROOT / "tests/py/left_out_worker.py"), str(folder), kind)
-    said = run(build, argv, driver=driver)
+    said = run(build, argv, nodes, driver)
     assert all("is through" in text for text in said)
     return said
 
@@ -94,6 +96,13 @@ def test_a_communicator_that_does_not_block(build: Build, tmp_path: Path) -> Non
     for text in work(build, tmp_path, "nonblocking"):
         assert "(direct)" not in text
         assert text.count("it is non-blocking (blocking=0 or NCCL_COMM_BLOCKING=0)") == 1
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_a_process_with_several_ranks(build: Build, tmp_path: Path, nodes: int) -> None:
+    for text in work(build, tmp_path, "several", nodes=nodes):
+        assert "(direct)" not in text
+        assert text.count(STOCK + "a process has several ranks") == 2
 
 
 def test_one_node(build: Build) -> None:
