@@ -163,7 +163,7 @@ test-py: native venv ## pytest without the soak tests, three files at a time (PY
 	$(tool_env) $(venv)/bin/python -m pytest $(PYTEST_ARGS)
 
 # Of tests that know nothing of RDMA: what moves data between engines on loopback NICs.
-verbs_suite := failover failover_process health silence trees line_order operator_view hostnccl shim rendezvous grey
+verbs_suite := failover failover_process health silence line_order operator_view hostnccl shim rendezvous grey
 
 test-verbs: native venv ## these Python tests over the stand-in for libibverbs: a NIC is an RDMA device
 	TEST_VERBS=1 $(tool_env) $(venv)/bin/python -m pytest $(PYTEST_ARGS) $(verbs_suite:%=tests/py/test_%.py)
@@ -187,7 +187,7 @@ format: venv ## rewrite C and Python sources in the project's style
 	@mk/lint --format
 
 bench: native venv ## benchmarks, each beside its baseline (BENCH_ARGS=--smoke: short)
-	@$(tool_env) BUILD=$(B) mk/bench $(BENCH_ARGS)
+	@$(tool_env) mk/bench $(BENCH_ARGS)
 
 chaos: native venv ## soak: stress programs and soak tests (SECONDS_EACH=300)
 	@$(tool_env) BUILD=$(B) SAN=$(SAN) mk/chaos
@@ -346,7 +346,7 @@ $(patsubst %,$(B)/tests/unit/test_%,shim_timing): | $(fakecuda)
 
 $(B)/tests/unit/test_shim $(B)/tests/unit/test_shim_config $(B)/tests/unit/test_shim_plan \
 	$(B)/tests/unit/test_shim_group $(B)/tests/unit/test_shim_timing: | $(noop) $(noop_old) $(plugin)
-$(B)/tests/unit/test_tree_allreduce $(B)/tests/unit/test_hostnccl: | $(plugin) $(host)
+$(B)/tests/unit/test_hostnccl: | $(plugin) $(host)
 
 $(patsubst %,$(B)/tests/unit/test_verbs_%,fence revoke device lanes removal attr lost slow want words damage attack events hang proof start storm): | $(if $(fake_src),$(fake))
 

@@ -99,6 +99,14 @@ class Process:
         host = f"{self.host} " if self.host else ""
         return f"{host}pid {self.pid}" + (f" ({', '.join(parts)})" if parts else "")
 
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "path": str(self.path)}
+
+    @classmethod
+    def from_dict(cls, row: dict[str, Any]) -> Process:
+        """What as_dict gave, after JSON."""
+        return cls(**{**row, "path": Path(row["path"])})
+
     def snapshot(self) -> Snapshot:
         """All tables. Raises SegmentError when the object is gone or damaged."""
         with open_segment(self.path) as segment:
@@ -107,7 +115,8 @@ class Process:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One look at a process. Rows are whole; the tables were read one after the other."""
+    """One look at a process. Rows are whole; the tables were read one after the other. times: of
+    r2_seg_times, "failover" and "resume"."""
 
     process: Process
     real_ns: int
@@ -119,11 +128,10 @@ class Snapshot:
     peers: list[Peer]
     paths: list[PathRow]
     comms: list[Comm]
+    times: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        found = asdict(self)
-        found["process"]["path"] = str(self.process.path)
-        return found
+        return {**asdict(self), "process": self.process.as_dict()}
 
 
 @dataclass(frozen=True)
@@ -375,10 +383,10 @@ def _what(dead: bool) -> str:
     return "process of R2CCL, running or ended," if dead else "running process of R2CCL"
 
 
-def select_targets(wanted: Selection, *, directory: Path | None = None) -> list[Process]:
+def select_targets(wanted: Selection) -> list[Process]:
     """The running processes that a command is for. Without a condition they must be of one job
     and of this user, so that nobody fails a neighbour's NIC by mistake."""
-    found = select(wanted, directory=directory)
+    found = select(wanted)
     if wanted.everything or wanted.pid is not None or wanted.job is not None:
         return found
     mine = [process for process in found if process.uid == os.geteuid()] or found
@@ -396,6 +404,7 @@ def select_targets(wanted: Selection, *, directory: Path | None = None) -> list[
 
 def read_snapshot(process: Process, segment: Segment) -> Snapshot:
     counters = segment.single("counters", "r2_seg_counters")
+    times = {name: counters.pop(name) for name in ("failover", "resume")}
     gauges = segment.single("gauges", "r2_seg_gauges")
     bits = gauges.pop("missing")
     words = layout().enum("r2_seg_missing", "R2_SEG_MISSING_")
@@ -418,6 +427,7 @@ def read_snapshot(process: Process, segment: Segment) -> Snapshot:
         peers=peers,
         paths=found,
         comms=[rows.comm(index, row) for index, row in segment.used_rows("comms", "r2_seg_comm")],
+        times=times,
     )
 
 

@@ -18,13 +18,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -89,6 +94,12 @@ COMM_COUNTERS = {
     "operations": ("comm_operations", "Collectives handed to NCCL"),
     "p2p": ("comm_p2p_operations", "Sends and receives handed to NCCL"),
     "planned": ("comm_planned_operations", "Collectives that ran as a plan says"),
+    "bus_bytes": ("comm_bus_bytes", "Bytes of collectives, as nccl-tests counts bus bandwidth"),
+}
+# Histograms of the process -> (metric, what took so long).
+TIMES = {
+    "failover": ("failover_seconds", "From a path's loss until others send what it carried"),
+    "resume": ("resume_seconds", "From a path's loss until something sent after it has arrived"),
 }
 
 
@@ -98,6 +109,9 @@ class Families:
     Prometheus refuses a page on which one stands twice."""
 
     _found: dict[str, tuple[str, str, tuple[str, ...], dict[tuple[str, ...], float]]] = field(
+        default_factory=dict
+    )
+    _times: dict[str, tuple[str, dict[tuple[str, ...], tuple[int, ...]]]] = field(
         default_factory=dict
     )
 
@@ -118,7 +132,27 @@ class Families:
             key = tuple(labels)
             values[key] = values.get(key, 0) + value
 
+    def add_times(
+        self, name: str, text: str, labels: Sequence[str], times: dict[str, Any] | None
+    ) -> None:
+        """A histogram of the process, of r2_seg_times; None: only announce it."""
+        _, values = self._times.setdefault(name, (text, {}))
+        if times is not None:
+            row = (times["us"], *times["count"])
+            before = values.get(tuple(labels), (0,) * len(row))
+            values[tuple(labels)] = tuple(map(sum, zip(before, row, strict=True)))
+
+    def _histograms(self) -> Iterator[Metric]:
+        bounds = [str(us / 1e6) for us in sorted(layout().enum("r2_seg_within", "R2_SEG_WITHIN_"))]
+        for name, (text, values) in self._times.items():
+            family = HistogramMetricFamily(f"r2ccl_{name}", f"{text}.", labels=PROCESS)
+            for labels, (us, *counts) in values.items():
+                buckets = zip([*bounds, "+Inf"], accumulate(counts), strict=True)
+                family.add_metric(labels, list(buckets), us / 1e6)
+            yield family
+
     def metrics(self) -> Iterator[Metric]:
+        yield from self._histograms()
         for name, (kind, text, names, values) in self._found.items():
             make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
             family = make(f"r2ccl_{name}", f"{text}.", labels=names)
@@ -166,6 +200,8 @@ def add_process(to: Families, snapshot: Snapshot | None) -> None:
     for key, (name, text) in COUNTERS.items():
         value = snapshot.counters.get(key, 0) if snapshot else 0
         to.add("counter", name, text, PROCESS, labels, value, series=there)
+    for key, (name, text) in TIMES.items():
+        to.add_times(name, text, labels, snapshot.times[key] if snapshot else None)
 
 
 def waited_for(snapshot: Snapshot, peer: object) -> bool:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import re
+import socket
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from r2ccl_ctl import __version__
-from r2ccl_ctl.control import Process, Snapshot
-from r2ccl_ctl.remote import Helper, NoAnswer, at_once
+from r2ccl_ctl.control import Process, Selection, Snapshot
+from r2ccl_ctl.errors import R2Error, R2UsageError
+from r2ccl_ctl.remote import AGENT, PEERS, Helper, NoAnswer, at_once
 from r2ccl_ctl.rows import Comm, Nic, PathRow, Peer
 
 AGAIN_S = 5.0  # after a host gave no answer
 STOP_S = 0.5
+HERE = (sys.executable, "-m", AGENT)
+HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
@@ -31,8 +37,9 @@ class HostLook:
 class Member:
     """One of the hosts. Its helper lives from one look to the next; one that fails gets another."""
 
-    def __init__(self, host: str, via: str, timeout: float) -> None:
-        self.host, self.via, self.timeout = host, via, timeout
+    def __init__(self, host: str, via: str, timeout: float, argv: Sequence[str] = ()) -> None:
+        """argv: what starts the helper, if not `via`."""
+        self.host, self.via, self.timeout, self.argv = host, via, timeout, argv
         self.helper: Helper | None = None
         self.error, self.again = "", 0.0
         self.shift_ns: int | None = None
@@ -42,7 +49,8 @@ class Member:
             return HostLook(self.host, error=self.error)
         try:
             if self.helper is None:
-                self.helper, self.shift_ns = Helper(self.host, self.via), None
+                self.helper = Helper(self.host, self.via, argv=self.argv)
+                self.shift_ns = None
             return self._restored(self.helper.ask(self.timeout, do="processes"))
         except NoAnswer as err:
             self.error, self.again = str(err), time.monotonic() + AGAIN_S
@@ -78,9 +86,70 @@ class Hosts:
         at_once(Member.stop, self.members)
 
     def look(self) -> list[HostLook]:
-        """At all of them, in their order. No host keeps the others waiting for more than the
-        time limit."""
+        """At all of them at once; the answers in their order. A host takes the time limit at most,
+        and up to 7.5 s more where its helper's output ends: for its exit code and last words."""
         return once_each(at_once(Member.look, self.members))
+
+
+class PeerHosts(Hosts):
+    """This host, and all that the processes of its jobs name as hosts of their peers, on whichever
+    host they are. A ring's rank knows two others: so each answer may name more hosts."""
+
+    def __init__(self, job: str | None, via: str, timeout: float) -> None:
+        super().__init__([], via, timeout)
+        self.members.append(Member(socket.gethostname(), via, timeout, HERE))
+        self.via, self.timeout, self.job = via, timeout, job
+        self.jobs: set[str] = set()
+
+    def look(self) -> list[HostLook]:
+        looks: list[HostLook] = []
+        while len(looks) < len(self.members):
+            looks += at_once(Member.look, self.members[len(looks) :])
+            self._follow(looks)
+        return once_each(looks)
+
+    def _follow(self, looks: Sequence[HostLook]) -> None:
+        wanted = Selection(job=self.job)
+        here = (one.process for one in looks[0].snapshots)
+        self.jobs |= {process.job for process in here if wanted.wants(process)}
+        if not self.jobs:
+            who = f" with {wanted}" if str(wanted) else ""
+            why = looks[0].error or f"no process{who} uses R2CCL here, so no peer is known"
+            raise R2Error(f"--hosts peers: {why}; run it on a node of the job, or name the hosts")
+        known = {member.host for member in self.members}
+        known |= {one.process.host for look in looks for one in look.snapshots}
+        for name in peer_names(looks, self.jobs):
+            if name not in known:
+                self.members.append(self._member(name))
+
+    def _member(self, name: str) -> Member:
+        """A peer's word is no option of ssh, and no list of hosts for srun."""
+        found = Member(name, self.via, self.timeout)
+        if not HOST_NAME.fullmatch(name):
+            found.error, found.again = "a peer gave this name, and it is no host name", math.inf
+        return found
+
+
+def peer_names(looks: Iterable[HostLook], jobs: set[str]) -> list[str]:
+    """The hosts that processes of these jobs name, each once."""
+    found = (
+        peer.host
+        for look in looks
+        for one in look.snapshots
+        if one.process.job in jobs
+        for peer in one.peers
+        if peer.host
+    )
+    return list(dict.fromkeys(found))
+
+
+def hosts_of(names: Sequence[str], via: str, timeout: float, job: str | None) -> Hosts:
+    """The hosts that --hosts and --hostfile name."""
+    if PEERS not in names:
+        return Hosts(names, via, timeout)
+    if len(names) > 1:
+        raise R2UsageError("--hosts peers stands alone: leave out the other hosts")
+    return PeerHosts(job, via, timeout)
 
 
 def once_each(looks: Iterable[HostLook]) -> list[HostLook]:
@@ -101,11 +170,10 @@ def once_each(looks: Iterable[HostLook]) -> list[HostLook]:
 def restored(row: dict[str, Any], shift_ns: int) -> Snapshot:
     """A snapshot that came as JSON; its monotonic times are this host's then."""
     row = shifted(row, shift_ns)
-    process = {**row.pop("process")}
-    process["path"] = Path(process["path"])
+    process = Process.from_dict(row.pop("process"))
     kinds = (("nics", Nic), ("peers", Peer), ("paths", PathRow), ("comms", Comm))
     tables: dict[str, Any] = {name: [kind(**one) for one in row.pop(name)] for name, kind in kinds}
-    return Snapshot(process=Process(**process), **row, **tables)
+    return Snapshot(process=process, **row, **tables)
 
 
 def shifted(value: Any, by_ns: int) -> Any:

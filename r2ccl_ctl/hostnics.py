@@ -84,9 +84,9 @@ def parse(text: str) -> HostNics:
     return HostNics(tuple(nics), others, found["error"])
 
 
-def spill_order(nics: Sequence[Placed], home: int, plugin: Path | None = None) -> list[int]:
+def spill_order(nics: Sequence[Placed], home: int) -> list[int]:
     """In which order the NICs serve a connection whose home is `home`: that one is first."""
-    ffi, library = _open(plugin)
+    ffi, library = _open(None)
     texts = [ffi.new("char[]", nic.pci_path.encode()) for nic in nics]
     order = ffi.new("int[]", len(nics))
     numa = [-1 if nic.numa is None else nic.numa for nic in nics]

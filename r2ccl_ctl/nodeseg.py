@@ -186,13 +186,13 @@ def read(path: Path) -> NodeSegment | None:
     )
 
 
-def list_segments(directory: Path | None = None, *, unused: bool = False) -> list[NodeSegment]:
+def list_segments(*, unused: bool = False) -> list[NodeSegment]:
     """The node segments that may be read; with `unused` those that no process holds, too."""
     try:
-        names = sorted(os.listdir(directory or control.SHM))
+        names = sorted(os.listdir(control.SHM))
     except OSError:
         names = []
-    found = [read((directory or control.SHM) / name) for name in names if _NAME.fullmatch(name)]
+    found = [read(control.SHM / name) for name in names if _NAME.fullmatch(name)]
     return [segment for segment in found if segment is not None and (segment.used or unused)]
 
 

@@ -22,6 +22,7 @@ H = TypeVar("H")
 LAUNCHERS = ("srun", "mpirun", "mpiexec")  # no shell takes their words apart
 AGENT = "r2ccl_ctl.agent"
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=5"
+PEERS = "peers"  # --hosts: those that the job's own processes name
 LAST_WORDS_S = 2.0
 
 

@@ -123,7 +123,8 @@ class PathRow:
 class Comm:
     """A communicator, as the shim counts. `id` is the same on all its ranks; `operations` are the
     collectives that were handed to NCCL, so the rank that the others wait for has fewer. `op` is
-    the newest operation; `calling`: a thread is inside NCCL with it. None: not known."""
+    the newest operation; `calling`: a thread is inside NCCL with it. bus_bytes: of the collectives,
+    as nccl-tests counts bus bandwidth. None: not known."""
 
     index: int
     id: str
@@ -153,6 +154,7 @@ class Comm:
     plan_agreed: int = 0
     plan_events: int = 0
     plan_rounds: int = 0
+    bus_bytes: int = 0
 
 
 def process_name(host: str, pid: int, rank: int | None) -> str:
@@ -270,7 +272,7 @@ def comm(index: int, row: dict[str, Any]) -> Comm:
             row,
             "name plan epoch operations p2p op_bytes op_mono_ns cause since_real_ns since_mono_ns "
             "planned plan_wait_ns plan_messages "
-            "plan_proposals plan_agreed plan_events plan_rounds",
+            "plan_proposals plan_agreed plan_events plan_rounds bus_bytes",
         ),
     )
 

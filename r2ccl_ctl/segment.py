@@ -110,6 +110,8 @@ class Layout:
             elif field.type.item.cname == "char":
                 raw = bytes(self.ffi.buffer(value))
                 found[name] = sentence(raw) if name in SENTENCES else printable(raw)
+            elif field.type.item.cname == "uint64_t":
+                found[name] = list(value)
             else:
                 found[name] = bytes(self.ffi.buffer(value)).hex()
         return found

@@ -22,13 +22,12 @@ _NOTES = "r2ccl_settings_notes"
 INTRODUCTION = (
     "Environment variables, read once by each process. Files may hold them too, as lines of "
     "NAME=VALUE: `~/.r2ccl.conf` (or the file that `R2CCL_CONF` names), then `/etc/r2ccl.conf`. "
-    "A variable counts before a file, and the user's file before the system's. "
-    "`r2ccl-ctl config list` shows them with "
-    "the values that hold where you are; this page is what `r2ccl-ctl config list --markdown` "
-    "prints.",
-    "Sizes take K, M and G (powers of 1024); durations take ns, us, ms, s, min and h; a plain "
-    "number is in the unit named. A bad value is reported in the log, with the setting, the value "
-    "and what is allowed; the default holds instead, and the job runs.",
+    "A variable takes precedence over a file, and the user's file over the system's. "
+    "`r2ccl-ctl config list` shows the values of a job that you start here. "
+    "`r2ccl-ctl config list --markdown` makes this page.",
+    "Sizes take K, M and G (powers of 1024), durations ns, us, ms, s, min and h. A plain number is "
+    "in the unit named. For a bad value the log names the setting, the value and what is allowed; "
+    "the job runs with the default.",
 )
 
 

@@ -146,9 +146,13 @@ def random_pattern(cluster: Cluster, lost: int, rng: random.Random) -> Pattern:
         found: set[tuple[int, int]] = set()
         while len(found) < lost:
             found.add((rng.randrange(cluster.nodes), rng.randrange(cluster.nics)))
-        most = Counter(node for node, _ in found).most_common(1)
-        if not most or most[0][1] < cluster.nics:
+        if _most_lost(found) < cluster.nics:
             return frozenset(found)
+
+
+def _most_lost(pattern: Iterable[tuple[int, int]]) -> int:
+    """NICs of the node that has lost most."""
+    return max(Counter(node for node, _ in pattern).values(), default=0)
 
 
 def random_patterns(cluster: Cluster, lost: int, count: int, seed: int) -> list[Pattern]:
@@ -172,9 +176,7 @@ def read_patterns(text: str, cluster: Cluster) -> list[Pattern]:
                     f"{cluster.nodes - 1} with NICs 0 to {cluster.nics - 1}"
                 )
             pattern.add((int(node), int(nic)))
-        if Counter(node for node, _ in pattern).most_common(1)[:1] and (
-            max(Counter(node for node, _ in pattern).values()) >= cluster.nics
-        ):
+        if _most_lost(pattern) >= cluster.nics:
             raise R2UsageError(f"line {number}: a node has no NIC left")
         if words:
             found.append(frozenset(pattern))

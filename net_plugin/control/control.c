@@ -315,6 +315,21 @@ struct r2_segment *r2_control_segment(struct r2_control *ctl)
     return ctl->seg;
 }
 
+void r2_count_time(struct r2_seg_times *times, uint64_t ns)
+{
+    static const uint64_t within[R2_SEG_TIMES - 1] = {
+        R2_SEG_WITHIN_1MS,   R2_SEG_WITHIN_3MS,   R2_SEG_WITHIN_10MS, R2_SEG_WITHIN_30MS,
+        R2_SEG_WITHIN_100MS, R2_SEG_WITHIN_300MS, R2_SEG_WITHIN_1S,   R2_SEG_WITHIN_3S,
+        R2_SEG_WITHIN_10S,   R2_SEG_WITHIN_30S};
+    uint64_t us = ns / 1000;
+    int at = 0;
+
+    while (at < R2_SEG_TIMES - 1 && us > within[at])
+        at++;
+    r2_count(&times->us, us);
+    r2_count(&times->count[at], 1);
+}
+
 struct r2_seg_counters *r2_control_counters(struct r2_control *ctl)
 {
     return &ctl->seg->counters;

@@ -75,8 +75,6 @@ struct r2_segment *r2_control_segment(struct r2_control *ctl);
 __attribute__((visibility("default"))) struct r2_segment *r2ccl_control_segment(void);
 
 /* Later knowledge about the process. */
-void r2_control_set_comm(struct r2_control *ctl, uint64_t comm, int rank, int ranks);
-void r2_control_set_versions(struct r2_control *ctl, uint32_t nccl_version, uint32_t net_api);
 void r2_control_set_warning(struct r2_control *ctl, const char *text);
 void r2_control_set_missing(struct r2_control *ctl, uint64_t bits); /* enum r2_seg_missing, adds */
 
@@ -90,6 +88,7 @@ static inline void r2_count(uint64_t *counter, uint64_t n)
 {
     __atomic_fetch_add(counter, n, __ATOMIC_RELAXED);
 }
+void r2_count_time(struct r2_seg_times *times, uint64_t ns);
 static inline void r2_gauge(uint64_t *gauge, uint64_t value)
 {
     __atomic_store_n(gauge, value, __ATOMIC_RELAXED);
@@ -194,8 +193,6 @@ struct r2_control_event {
     const char *cause;
 };
 void r2_control_journal(struct r2_control *ctl, const struct r2_control_event *event);
-/* The word for an event as the tools show it: "nic-down"; "unknown" outside the enum. */
-const char *r2_control_event_name(enum r2_seg_event event);
 
 /* Commands from operators: a checked private copy. */
 struct r2_control_cmd {

@@ -132,31 +132,6 @@ void r2_control_describe(struct r2_control *ctl, const struct r2_control_info *i
     r2_row_end(&row->seq);
 }
 
-void r2_control_set_comm(struct r2_control *ctl, uint64_t comm, int rank, int ranks)
-{
-    struct r2_seg_process *row = &ctl->seg->process;
-
-    r2_row_begin(&row->seq);
-    r2_row_u64(&row->comm, comm);
-    if (rank >= 0)
-        r2_row_u32((uint32_t *)&row->rank, (uint32_t)rank);
-    if (ranks > 0)
-        r2_row_u32(&row->ranks, (uint32_t)ranks);
-    r2_row_end(&row->seq);
-}
-
-void r2_control_set_versions(struct r2_control *ctl, uint32_t nccl_version, uint32_t net_api)
-{
-    struct r2_seg_process *row = &ctl->seg->process;
-
-    r2_row_begin(&row->seq);
-    if (nccl_version)
-        r2_row_u32(&row->nccl_version, nccl_version);
-    if (net_api)
-        r2_row_u32(&row->net_api, net_api);
-    r2_row_end(&row->seq);
-}
-
 void r2_control_set_warning(struct r2_control *ctl, const char *text)
 {
     struct r2_seg_process *row = &ctl->seg->process;

@@ -5,56 +5,6 @@
 
 #define SPINS 1000
 
-static const char *const names[] = {
-    [R2_EV_NONE] = "none",
-    [R2_EV_STARTED] = "started",
-    [R2_EV_ENDED] = "ended",
-    [R2_EV_CONFIG] = "config",
-    [R2_EV_NIC_DOWN] = "nic-down",
-    [R2_EV_NIC_UP] = "nic-up",
-    [R2_EV_NIC_SUSPECT] = "nic-suspect",
-    [R2_EV_NIC_PROBING] = "nic-probing",
-    [R2_EV_NIC_RAMPING] = "nic-ramping",
-    [R2_EV_NIC_DRAINED] = "nic-drained",
-    [R2_EV_NIC_DAMPED] = "nic-damped",
-    [R2_EV_PATH_UP] = "path-up",
-    [R2_EV_PATH_DOWN] = "path-down",
-    [R2_EV_PATH_SUSPECT] = "path-suspect",
-    [R2_EV_PATH_PROBING] = "path-probing",
-    [R2_EV_FENCE] = "fence",
-    [R2_EV_FENCED] = "fenced",
-    [R2_EV_REPLAY] = "replay",
-    [R2_EV_RESUME] = "resume",
-    [R2_EV_FAULT_INJECTED] = "fault-injected",
-    [R2_EV_FAULT_CLEARED] = "fault-cleared",
-    [R2_EV_PEER_SUSPECT] = "peer-suspect",
-    [R2_EV_PEER_GONE] = "peer-gone",
-    [R2_EV_CONNECTION_OPENED] = "connection-opened",
-    [R2_EV_CONNECTION_CLOSED] = "connection-closed",
-    [R2_EV_CONNECTION_FAILED] = "connection-failed",
-    [R2_EV_NO_PATH] = "no-path",
-    [R2_EV_CRC_ERROR] = "crc-error",
-    [R2_EV_WEIGHT] = "weight",
-    [R2_EV_VERDICT] = "verdict",
-    [R2_EV_OPERATOR] = "operator",
-    [R2_EV_WARNING] = "warning",
-    [R2_EV_ERROR] = "error",
-    [R2_EV_PLAN] = "plan",
-    [R2_EV_PATH_HEALTHY] = "path-healthy",
-    [R2_EV_PATH_DRAINED] = "path-drained",
-    [R2_EV_PATH_DAMPED] = "path-damped",
-    [R2_EV_PATH_RAMPING] = "path-ramping",
-    [R2_EV_PATH_CLOSED] = "path-closed",
-    [R2_EV_NIC_HEALTHY] = "nic-healthy",
-};
-
-const char *r2_control_event_name(enum r2_seg_event event)
-{
-    if ((unsigned)event >= sizeof(names) / sizeof(names[0]) || !names[event])
-        return "unknown";
-    return names[event];
-}
-
 /* Takes the slot of event `number`: its stamp goes from an older event's (even) to our odd one.
  * The acquire pairs with the release of the older event's writer, whose stores thus come before
  * ours. False: a newer event has the slot already, or an older one is still being written. */

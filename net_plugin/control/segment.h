@@ -21,7 +21,7 @@
 
 /* cdef begin */
 #define R2_SEG_VERSION 3
-#define R2_SEG_MINOR 1
+#define R2_SEG_MINOR 2
 #define R2_SEG_MAX_NICS 16
 #define R2_SEG_MAX_PEERS 512
 #define R2_SEG_MAX_PATHS 2048
@@ -30,6 +30,7 @@
 #define R2_SEG_MAX_COMMS 128
 #define R2_SEG_TABLES 8
 #define R2_SEG_NAME 40
+#define R2_SEG_TIMES 11
 
 enum r2_seg_kind {
     R2_SEG_KIND_NONE = 0,
@@ -97,6 +98,25 @@ struct r2_seg_process {
 
 enum r2_seg_plan { R2_SEG_PLAN_UNKNOWN = 0, R2_SEG_PLAN_OFF, R2_SEG_PLAN_SHADOW, R2_SEG_PLAN_AUTO };
 
+/* What the buckets of r2_seg_times hold, in us; the last bucket holds what takes longer. */
+enum r2_seg_within {
+    R2_SEG_WITHIN_1MS = 1000,
+    R2_SEG_WITHIN_3MS = 3000,
+    R2_SEG_WITHIN_10MS = 10000,
+    R2_SEG_WITHIN_30MS = 30000,
+    R2_SEG_WITHIN_100MS = 100000,
+    R2_SEG_WITHIN_300MS = 300000,
+    R2_SEG_WITHIN_1S = 1000000,
+    R2_SEG_WITHIN_3S = 3000000,
+    R2_SEG_WITHIN_10S = 10000000,
+    R2_SEG_WITHIN_30S = 30000000
+};
+
+struct r2_seg_times {
+    uint64_t us; /* their sum */
+    uint64_t count[R2_SEG_TIMES];
+};
+
 /* Only ever grow. */
 struct r2_seg_counters {
     uint64_t messages_sent;
@@ -136,7 +156,9 @@ struct r2_seg_counters {
     uint64_t verdicts;
     uint64_t tail_resent_bytes; /* sent once more over a faster path */
     uint64_t tail_resent_chunks;
-    uint64_t reserved[27];
+    struct r2_seg_times failover; /* from a path's loss until what it carried is sent again */
+    struct r2_seg_times resume;   /* ... until something sent after the loss has arrived */
+    uint64_t reserved[3];
 };
 
 /* The present value. */
@@ -501,6 +523,7 @@ struct r2_seg_comm {
     uint32_t plan_proposals, plan_agreed; /* at the lowest rank: how many, and what came of them */
     uint32_t plan_events; /* ... times that a node had more or less bandwidth left */
     uint32_t plan_rounds; /* ... that the planner looked at what nodes have left */
+    uint64_t bus_bytes;   /* of its collectives, as nccl-tests counts bus bandwidth */
 };
 
 struct r2_segment {
@@ -531,7 +554,7 @@ _Static_assert(sizeof(struct r2_seg_peer) == 256, "peer");
 _Static_assert(sizeof(struct r2_seg_path) == 256, "path");
 _Static_assert(sizeof(struct r2_seg_command) == 512, "command");
 _Static_assert(sizeof(struct r2_seg_journal_entry) == 256, "journal entry");
-_Static_assert(sizeof(struct r2_seg_comm) == 320, "communicator");
+_Static_assert(sizeof(struct r2_seg_comm) == 328, "communicator");
 _Static_assert(offsetof(struct r2_seg_nic, n) % 8 == 0, "counters aligned");
 _Static_assert(offsetof(struct r2_seg_path, n) % 8 == 0, "counters aligned");
 _Static_assert(sizeof(struct r2_segment) < 1024 * 1024, "containers give little shared memory");

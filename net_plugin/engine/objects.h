@@ -16,6 +16,7 @@
 #include "engine/core/health.h"
 #include "engine/core/lanes.h"
 #include "engine/core/ledger.h"
+#include "engine/core/nicmachines.h"
 #include "engine/core/pathrate.h"
 #include "engine/core/pathstate.h"
 #include "engine/core/trial.h"
@@ -48,6 +49,12 @@ struct r2_peer;
 
 /* What paths tell about the NICs that they use. */
 enum r2_census { R2_CENSUS_NONE, R2_CENSUS_OK, R2_CENSUS_LOST, R2_CENSUSES };
+
+/* S: what the job waits for on a path, when the path was last asked. */
+enum r2_flow_wait {
+    R2_FLOW_DATA, /* the sender, or another path */
+    R2_FLOW_NICS, /* the path had no room: it and all others are too slow for what waits */
+};
 
 #define R2_OUT_NOW 1 /* r2_path.outbox.due */
 
@@ -123,8 +130,7 @@ struct r2_path {
         uint32_t beside;     /* r2_grey_beside, as its NIC's counts have it */
         uint64_t chunk_at;   /* S: when it last took a chunk */
         uint64_t busy_until; /* S: bytes that arrived another way may still be in its sockets */
-        uint64_t
-            bottleneck_from; /* S: since then it and all others are too slow for what waits; 0 */
+        enum r2_flow_wait waits_for;
     } flow;
 
     struct { /* heartbeats */
@@ -144,8 +150,8 @@ struct r2_path {
     struct { /* what operators were last shown */
         uint32_t weight, penalty;
         uint64_t reuse_at;
-        uint64_t weight_at; /* when the journal last had an event about its weight; 0: never */
-        char verdict[80];   /* why it is down, once that is known (engine/locate) */
+        unsigned weights; /* events about its weight in the journal */
+        char verdict[80]; /* why it is down, once that is known (engine/locate) */
         int row;
     } shown;
 };
@@ -243,8 +249,7 @@ struct r2_peer {
     struct r2_share_set shares; /* of the paths that take chunks */
     uint64_t shares_aged;
     uint64_t
-        rtt_most;  /* the longest round trip of a path that carries frames that are waited for */
-    bool any_path; /* S: for some connection (r2_conn.any_path) */
+        rtt_most; /* the longest round trip of a path that carries frames that are waited for */
     struct r2_list dying;
     enum r2_tcp_for tcp_for;
     struct r2_liveness liveness; /* whether the silent process still exists */
@@ -288,6 +293,18 @@ struct r2_peer {
 #define R2_FOR_EACH_PATH(path, p)                                                                  \
     for (struct r2_path *const *path##_at = (p)->paths, *path;                                     \
          path##_at < (p)->paths + (p)->n_paths && (path = *path##_at, true); path##_at++)
+
+/* Whether some path of the peer is so. */
+#define R2_ANY_PATH(path, p, is_so)                                                                \
+    ({                                                                                             \
+        bool path##_found = false;                                                                 \
+        R2_FOR_EACH_PATH (path, p) {                                                               \
+            path##_found = (is_so);                                                                \
+            if (path##_found)                                                                      \
+                break;                                                                             \
+        }                                                                                          \
+        path##_found;                                                                              \
+    })
 
 /* The time of what happens while the peer's lock is held. Read once, after the lock is taken: it is
  * never before a time that an earlier holder has noted. */
@@ -366,6 +383,12 @@ enum r2_linger {
     R2_LINGER_LEFT,    /* ... no more */
 };
 
+/* S: which paths take the bytes that wait. */
+enum r2_conn_ways {
+    R2_WAYS_RULED, /* those of weight above 0, and in R2CCL_MODE=migrate of one NIC */
+    R2_WAYS_ANY,   /* all that can carry them, as none of those can */
+};
+
 /* S: what the receiver was told when it took its memory back (revoke.c). R: ASKED is unused. */
 enum r2_revocation {
     R2_REVOKE_NONE,
@@ -373,24 +396,23 @@ enum r2_revocation {
     R2_REVOKE_SAID,
 };
 
+#define R2_SEQ_NONE UINT64_MAX /* r2_conn.final_seq: the other side has not closed */
+
 struct r2_conn {
-    struct r2_peer *peer; /* holds a reference */
+    struct r2_peer *peer; /* holds a reference; its `out`: we send */
     struct r2_ctx *ctx;
     struct r2_list node;     /* peer->conn_list */
-    struct r2_list ctx_node; /* r2_eng.lock: ctx->conns */
+    struct r2_list ctx_node; /* r2_eng.lock: ctx->conns or ctx->half_made */
     struct r2_list queue;    /* listen->backlog, until accepted */
     atomic_int refs;
     uint64_t id, listen_id;
-    bool out;             /* we send */
-    bool handed_out;      /* S: r2_engine_connect has returned it, or looks at it */
     atomic_ulong help_at; /* when NCCL's thread next looks at the sockets itself */
     uint8_t home, remote_home;
     enum r2_conn_state state;
     int error;
     enum r2_conn_word word;
     enum r2_linger linger;
-    bool remote_closed;
-    uint64_t final_seq; /* R, remote_closed: messages that the sender has begun */
+    uint64_t final_seq; /* the other side has closed: it takes part in no message from here on */
     /* One-sided paths, by r2_path.index: S: handed out, R: arrived (engine/message/revoke.c) */
     struct r2_conn_lane lanes[R2_PATHS_MAX];
     uint32_t under_way; /* S: chunks that a NIC may still read */
@@ -403,13 +425,13 @@ struct r2_conn {
     struct r2_list mrs;
 
     /* S */
-    struct r2_list ready; /* peer->ready */
-    uint64_t waiting;     /* bytes that bulk lanes may take */
-    uint64_t stuck_since; /* r2_peer_check_stuck */
-    bool any_path;        /* whichever path can carry them takes them: r2_peer_allow_any_path */
-    uint64_t posted;      /* receives posted by the peer: all seq below it */
-    uint64_t oldest;      /* first message not acknowledged whole */
-    uint64_t eager;       /* largest message sent before its clear-to-send */
+    struct r2_list ready;   /* peer->ready */
+    uint64_t waiting;       /* bytes that bulk lanes may take */
+    uint64_t stuck_since;   /* r2_peer_check_stuck */
+    enum r2_conn_ways ways; /* of those bytes: usable_paths.c */
+    uint64_t posted;        /* receives posted by the peer: all seq below it */
+    uint64_t oldest;        /* first message not acknowledged whole */
+    uint64_t eager;         /* largest message sent before its clear-to-send */
     struct r2_cts_slot cts[R2_WINDOW];
 
     /* R */
@@ -430,6 +452,11 @@ struct r2_conn {
     unsigned small;      /* messages that came before their clear-to-send, in a row */
     struct r2_stash stash[R2_EAGER_AHEAD];
 };
+
+static inline bool r2_conn_is_left(const struct r2_conn *c)
+{
+    return c->final_seq != R2_SEQ_NONE;
+}
 
 /* The peer's connections; those with bytes to send. The body ends none of them, but for _SAFE:
  * there it may end the one at hand. */
@@ -464,8 +491,10 @@ struct r2_mr {
 };
 
 struct r2_ctx {
-    struct r2_list node; /* all that were made */
-    struct r2_list conns, listens;
+    struct r2_list node;      /* all that were made */
+    struct r2_list conns;     /* the application's */
+    struct r2_list half_made; /* S: r2_engine_connect has not returned them, nor looks at them */
+    struct r2_list listens;
     uint64_t comm_id;
 };
 
@@ -478,34 +507,33 @@ struct r2_listen {
     struct r2_list backlog; /* connections waiting for accept; r2_eng.lock */
 };
 
-/* `lock` of nicstate.c guards what is not atomic; I/O thread 0 alone changes it, but for verdicts.
- */
+/* r2_eng.nic_lock guards what is not atomic, and changes of `place`; I/O thread 0 alone changes it,
+ * but for verdicts. */
 struct r2_nic_state {
-    atomic_bool link_up, addr_gone; /* addr_gone: or its interface, or nobody listens there yet */
+    atomic_uchar place; /* enum r2_place */
+    atomic_uchar reach; /* enum r2_nicreach */
     atomic_int
-        telling;     /* threads that are telling what has changed: no news before they are done */
-    atomic_bool met; /* it has reached somebody since the process started */
-    atomic_bool located; /* FAILED by a verdict: engine/locate says when it works again */
-    atomic_uint epoch;   /* grows after each change of what peers are told: who reads it first never
-                          * gives old word the newest number */
+        telling; /* threads that are telling what has changed: no news before they are done */
+    /* FAILED by a verdict: when engine/locate next asks whether it works again; 0: not so. */
+    atomic_ulong recover_at;
+    atomic_uint epoch; /* grows after each change of what peers are told: who reads it first never
+                        * gives old word the newest number */
     struct r2_health health;
     struct r2_damp damp;
     uint64_t alone_at; /* since when none of its paths answers, while others do; 0: not so */
     uint64_t shown_at; /* when penalty and link were last looked at */
     uint64_t drain_from;
-    bool fault_told;
     atomic_int census[R2_CENSUSES];
-    atomic_bool forgive;   /* a peer's operator says so */
     atomic_uchar forgiven; /* how often this one's did, for the peers */
     atomic_uchar word;     /* enum r2_nic_word */
-    atomic_bool trusted;   /* it is usable, and has not just come back */
     atomic_uint weight;    /* per mille: the topology's, then the operator's */
     atomic_uint ramp;      /* per mille: of a NIC that comes back, for paths that never failed */
     int row;
 };
 
 struct r2_engine {
-    pthread_mutex_t lock; /* peers, listens, contexts, backlogs */
+    pthread_mutex_t lock;     /* peers, listens, contexts, backlogs */
+    pthread_mutex_t nic_lock; /* nic_state; a leaf */
     bool inited, started;
     atomic_bool inert; /* a forked child: does nothing */
     pid_t pid;         /* whose threads these are: a child of _Fork does not know that it is one */

@@ -69,22 +69,22 @@ void r2_fault_clear(int nic)
     r2_fault_set(nic, &none);
 }
 
-bool r2_fault_tick(int nic, uint64_t now)
+enum r2_fault_news r2_fault_tick(int nic, uint64_t now)
 {
     struct slot *s = &slots[nic];
-    bool changed;
+    enum r2_fault_news news;
 
     pthread_mutex_lock(&s->lock);
+    news = s->changed ? R2_FAULT_CHANGED : R2_FAULT_SAME;
+    s->changed = false;
     if (s->f.kind != R2_SEG_FAULT_NONE && s->in_force && s->until_ns && now >= s->until_ns) {
         s->f.kind = R2_SEG_FAULT_NONE;
         s->in_force = false;
-        s->changed = true;
+        news = R2_FAULT_OVER;
         atomic_store(&r2_fault_armed[nic], false);
     }
-    changed = s->changed;
-    s->changed = false;
     pthread_mutex_unlock(&s->lock);
-    return changed;
+    return news;
 }
 
 static bool applies(const struct slot *s, int dir)

@@ -41,9 +41,14 @@ static inline bool r2_fault_none(int nic)
 
 void r2_fault_set(int nic, const struct r2_fault *fault);
 void r2_fault_clear(int nic);
-/* Clears what has expired; true when the NIC's state changed since the last call, because a fault
- * expired or because its `after_bytes` were reached. */
-bool r2_fault_tick(int nic, uint64_t now);
+enum r2_fault_news {
+    R2_FAULT_SAME,
+    R2_FAULT_CHANGED, /* it was set or cleared, or its `after_bytes` or `after_ops` are reached */
+    R2_FAULT_OVER,    /* its time is */
+};
+
+/* Clears what has expired; what has changed since the last call. */
+enum r2_fault_news r2_fault_tick(int nic, uint64_t now);
 /* How many of `want` bytes may move now, 0 .. want. At 0, *retry_ns is when to ask again, or 0:
  * not before r2_transport_ops.nudge. */
 size_t r2_fault_allow(int nic, int dir, size_t want, uint64_t *retry_ns);

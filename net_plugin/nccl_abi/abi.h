@@ -12,9 +12,6 @@ struct r2_ctx;
 
 extern const char r2_abi_name[]; /* what NCCL_NET= selects */
 
-/* An engine's 0 or -errno as a result; a failure is logged, with the operation's name. */
-int r2_abi_result(int rc, const char *operation);
-
 /* Notes who calls, for operators. */
 void r2_abi_called_by(unsigned net_api, r2_nccl_logger log);
 /* A communicator's configuration; NULL: none. */
@@ -39,7 +36,6 @@ int r2_abi_iflush(void *rcomm, int n, void **data, int *sizes, void **mhandles, 
 int r2_abi_test(void *request, int *done, int *sizes);
 int r2_abi_close(void *comm);
 int r2_abi_close_listen(void *lcomm);
-int r2_abi_finalize(void *ctx);
 
 /* Members of the properties that came with a version, from those of v12; each version has those of
  * the ones before it. */

@@ -54,7 +54,8 @@ static enum r2_nccl_result r2_abi_of_errno(int err)
     }
 }
 
-int r2_abi_result(int rc, const char *operation)
+/* An engine's 0 or -errno as a result; a failure is logged, with the operation's name. */
+static int abi_result(int rc, const char *operation)
 {
     if (rc >= 0) {
         return R2_NCCL_SUCCESS;
@@ -139,13 +140,13 @@ int r2_abi_init(void **ctx, uint64_t comm_id, struct r2_ncclnet_config *config, 
     *ctx = rc == 0 ? made : NULL;
     if (rc == 0)
         check_shim();
-    return r2_abi_result(rc, "init");
+    return abi_result(rc, "init");
 }
 
 int r2_abi_devices(int *ndev)
 {
     *ndev = 0;
-    return r2_abi_result(r2_engine_devices(ndev), "devices");
+    return abi_result(r2_engine_devices(ndev), "devices");
 }
 
 int r2_abi_properties(int dev, struct r2_ncclnet_props_v12 *props)
@@ -187,7 +188,7 @@ int r2_abi_listen(void *ctx, int dev, void *handle, void **lcomm)
     int rc = r2_engine_listen(ctx, dev, handle, &made);
 
     *lcomm = rc == 0 ? made : NULL;
-    return r2_abi_result(rc, "listen");
+    return abi_result(rc, "listen");
 }
 
 int r2_abi_connect(void *ctx, int dev, void *handle, void **scomm,
@@ -198,7 +199,7 @@ int r2_abi_connect(void *ctx, int dev, void *handle, void **scomm,
 
     (void)dev_handle; /* no device offload: NCCL's NULL stays */
     *scomm = rc == 0 ? made : NULL;
-    return r2_abi_result(rc, "connect");
+    return abi_result(rc, "connect");
 }
 
 int r2_abi_accept(void *lcomm, void **rcomm, struct r2_ncclnet_device_handle **dev_handle)
@@ -208,7 +209,7 @@ int r2_abi_accept(void *lcomm, void **rcomm, struct r2_ncclnet_device_handle **d
 
     (void)dev_handle;
     *rcomm = rc == 0 ? made : NULL;
-    return r2_abi_result(rc, "accept");
+    return abi_result(rc, "accept");
 }
 
 int r2_abi_regmr(void *comm, void *data, size_t size, int type, void **mhandle)
@@ -217,7 +218,7 @@ int r2_abi_regmr(void *comm, void *data, size_t size, int type, void **mhandle)
     int rc = r2_engine_reg(comm, data, size, type, &made);
 
     *mhandle = rc == 0 ? made : NULL;
-    return r2_abi_result(rc, type == R2_NCCL_PTR_HOST ? "regMr" : "regMr of memory of a device");
+    return abi_result(rc, type == R2_NCCL_PTR_HOST ? "regMr" : "regMr of memory of a device");
 }
 
 int r2_abi_regmr_dmabuf(void *comm, void *data, size_t size, int type, uint64_t offset, int fd,
@@ -227,12 +228,12 @@ int r2_abi_regmr_dmabuf(void *comm, void *data, size_t size, int type, uint64_t 
     int rc = r2_engine_reg_dmabuf(comm, data, size, type, offset, fd, &made);
 
     *mhandle = rc == 0 ? made : NULL;
-    return r2_abi_result(rc, "regMrDmaBuf");
+    return abi_result(rc, "regMrDmaBuf");
 }
 
 int r2_abi_deregmr(void *comm, void *mhandle)
 {
-    return mhandle ? r2_abi_result(r2_engine_dereg(comm, mhandle), "deregMr") : R2_NCCL_SUCCESS;
+    return mhandle ? abi_result(r2_engine_dereg(comm, mhandle), "deregMr") : R2_NCCL_SUCCESS;
 }
 
 int r2_abi_isend(void *scomm, void *data, size_t size, int tag, void *mhandle, void *phandle,
@@ -243,7 +244,7 @@ int r2_abi_isend(void *scomm, void *data, size_t size, int tag, void *mhandle, v
 
     (void)phandle;
     *request = rc == 0 ? made : NULL;
-    return r2_abi_result(rc, "isend");
+    return abi_result(rc, "isend");
 }
 
 /* With LL and LL128 the GPU reads lines before the receive is done. From v9 on NCCL marks those
@@ -279,7 +280,7 @@ int r2_abi_irecv(void *rcomm, int n, void **data, size_t *sizes, int *tags, void
     rc = (polled_early(hint) ? r2_engine_irecv_lines : r2_engine_irecv)(
         rcomm, data[0], sizes[0], tags ? tags[0] : 0, mhandles ? mhandles[0] : NULL, &made);
     *request = rc == 0 ? made : NULL;
-    return r2_abi_result(rc, "irecv");
+    return abi_result(rc, "irecv");
 }
 
 int r2_abi_iflush(void *rcomm, int n, void **data, int *sizes, void **mhandles, void **request)
@@ -292,7 +293,7 @@ int r2_abi_iflush(void *rcomm, int n, void **data, int *sizes, void **mhandles, 
     if (n > 0 && mhandles) /* one, as in irecv */
         rc = r2_engine_iflush(rcomm, data[0], mhandles[0], &made);
     *request = rc == 0 ? made : NULL;
-    return r2_abi_result(rc, "iflush");
+    return abi_result(rc, "iflush");
 }
 
 int r2_abi_test(void *request, int *done, int *sizes)
@@ -305,22 +306,22 @@ int r2_abi_test(void *request, int *done, int *sizes)
     if (rc == 0 && *done && sizes) {
         sizes[0] = size > INT_MAX ? INT_MAX : (int)size;
     }
-    return r2_abi_result(rc, "test");
+    return abi_result(rc, "test");
 }
 
 int r2_abi_close(void *comm)
 {
-    return comm ? r2_abi_result(r2_engine_close(comm), "close") : R2_NCCL_SUCCESS;
+    return comm ? abi_result(r2_engine_close(comm), "close") : R2_NCCL_SUCCESS;
 }
 
 int r2_abi_close_listen(void *lcomm)
 {
-    return lcomm ? r2_abi_result(r2_engine_close_listen(lcomm), "closeListen") : R2_NCCL_SUCCESS;
+    return lcomm ? abi_result(r2_engine_close_listen(lcomm), "closeListen") : R2_NCCL_SUCCESS;
 }
 
-int r2_abi_finalize(void *ctx)
+static int abi_finalize(void *ctx)
 {
-    return ctx ? r2_abi_result(r2_engine_finalize(ctx), "finalize") : R2_NCCL_SUCCESS;
+    return ctx ? abi_result(r2_engine_finalize(ctx), "finalize") : R2_NCCL_SUCCESS;
 }
 
 static int r2_abi_properties_v11(int dev, struct r2_ncclnet_props_v11 *props)
@@ -358,7 +359,7 @@ static int r2_init_v11(void **ctx, uint64_t comm_id, struct r2_ncclnet_config *c
     .regmr_dmabuf = r2_abi_regmr_dmabuf, .deregmr = r2_abi_deregmr, .isend = r2_abi_isend,         \
     .irecv = r2_abi_irecv, .iflush = r2_abi_iflush, .test = r2_abi_test,                           \
     .close_send = r2_abi_close, .close_recv = r2_abi_close, .close_listen = r2_abi_close_listen,   \
-    .finalize = r2_abi_finalize
+    .finalize = abi_finalize
 
 const struct r2_ncclnet_v12 ncclNetPlugin_v12 = {
     R2_NEW_COMMON,

@@ -75,10 +75,10 @@ def demo(
 ) -> None:
     """Take NICs away under a running AllReduce, and give them back.
 
-    Needs no privileges, no GPU and no network: two emulated nodes with loopback NICs run a CPU
-    stand-in for NCCL over the real net plugin, and every value of every AllReduce is checked. A
-    separate process fails one NIC of the first node, then a second, then recovers both, with the
-    same commands that an operator uses. Ends with 1 if a value was wrong or a failover was missed.
+    Needs no privileges, no GPU and no network. Two emulated nodes with loopback NICs run a CPU
+    stand-in for NCCL over the real net plugin, and check every value of every AllReduce. A separate
+    process fails one NIC of the first node, then a second, then recovers both, with the commands
+    that an operator uses. Ends with 1 if a value was wrong or a failover was missed.
 
     \b
     Example:

@@ -41,9 +41,9 @@ def drain_nic(
 ) -> None:
     """Move the traffic of running processes off NIC, losslessly.
 
-    Nothing new is put on it, what is under way arrives and is acknowledged, the peers are told to
-    do the same, and its paths are closed. With --wait, exit code 0 means that nothing of the jobs
-    is on NIC any more: pull the cable. It stays out of use until undrain-nic.
+    NIC takes nothing new, here and at the peers. When all bytes under way are acknowledged, its
+    paths close. With --wait, exit code 0 means that no job has traffic on NIC any more: pull the
+    cable. It stays out of use until undrain-nic.
 
     \b
     Example:

@@ -10,16 +10,24 @@ from typing import Any
 import click
 
 from r2ccl_ctl.cli.common import only_with, some_time
-from r2ccl_ctl.remote import SSH, parse_hosts
+from r2ccl_ctl.errors import R2UsageError
+from r2ccl_ctl.remote import PEERS, SSH, parse_hosts
+
+OF_HOSTS = 'Of these hosts, in place of this one; "peers": of all hosts of the jobs here.'
 
 
-def host_options(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The command gets `hosts`, empty for this host alone, and `via`. what: help of --hosts."""
+def host_options(
+    what: str, *, peers: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The command gets `hosts`, empty for this host alone, and `via`. what: help of --hosts.
+    peers: it can find the hosts of a running job."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def with_hosts(*args: Any, names: str, hostfile: Path | None, **rest: Any) -> Any:
             hosts = parse_hosts(names, hostfile)
+            if PEERS in hosts and not peers:
+                raise R2UsageError("--hosts peers is for ps, status and top: name the hosts here")
             only_with("--via", "--hosts or --hostfile", bool(hosts))
             return command(*args, hosts=hosts, **rest)
 

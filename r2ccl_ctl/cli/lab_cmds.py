@@ -114,8 +114,8 @@ def _load(name: str) -> Lab:
 def lab() -> None:
     """Emulate nodes and NICs on this machine, and break links.
 
-    Nodes n0, n1, ... are network namespaces with their own host names and NICs nic0, nic1, ...;
-    every NIC sits on a rail of its own. Needs root, or user namespaces.
+    Nodes n0, n1, ... are network namespaces with their own host names. Their NICs are nic0, nic1,
+    ..., each on its own rail (subnet). Needs root, or user namespaces.
 
     \b
     Example:

@@ -47,9 +47,9 @@ def metrics(
 ) -> None:
     """Print metrics for Prometheus, or serve them.
 
-    They are of every process of this machine that you may read. docs/monitoring.md lists the
-    metrics and has rules for alerts. Without a process the page exists, too, so a scrape fails only
-    when something is wrong.
+    They are of every process of this machine that you may read. docs/monitoring.md explains the
+    metrics and alerts. If no process runs, there is a page, too, so a scrape fails only when
+    something is wrong.
 
     \b
     Example:

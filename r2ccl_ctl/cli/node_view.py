@@ -98,9 +98,9 @@ def towards(row: NodeRow, segment: NodeSegment) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names.get(addr, addr) for addr in row.others))
 
 
-def node_table(found: Sequence[Verdict], now_ns: int | None = None) -> Table:
+def node_table(found: Sequence[Verdict]) -> Table:
     """The lower part of r2ccl-ctl nics: verdicts that the processes of a node share."""
-    now = time.time_ns() if now_ns is None else now_ns
+    now = time.time_ns()
     shown = table("NODE", "NIC", "ADDRESS", "TOWARDS", "STATE", "AGE", ">BY PID", "VERDICT")
     for one in found:
         row, more = one.row, len(one.towards) - NAMED

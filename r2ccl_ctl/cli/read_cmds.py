@@ -20,7 +20,7 @@ from r2ccl_ctl.cli.common import (
     selection_options,
     show,
 )
-from r2ccl_ctl.cli.host_options import host_options, host_timeout
+from r2ccl_ctl.cli.host_options import OF_HOSTS, host_options, host_timeout
 from r2ccl_ctl.cli.overview_view import (
     host_dicts,
     host_texts,
@@ -49,7 +49,7 @@ from r2ccl_ctl.control import (
     unreadable,
 )
 from r2ccl_ctl.errors import R2Error, R2UsageError
-from r2ccl_ctl.gather import HostLook, Hosts
+from r2ccl_ctl.gather import HostLook, hosts_of
 from r2ccl_ctl.hang import Seen
 from r2ccl_ctl.journal import Cursor, Event
 from r2ccl_ctl.segment import SegmentError
@@ -70,7 +70,7 @@ RESCAN_S = 0.5
     help="List their communicators (of processes that run with libr2ccl.so).",
 )
 @selection_options
-@host_options("Of these hosts, in place of this one.")
+@host_options(OF_HOSTS, peers=True)
 @host_timeout
 @json_option
 def ps(
@@ -113,7 +113,7 @@ def ps(
     if hosts:
         if everything:
             raise R2UsageError("--all is of this host: leave it or --hosts out")
-        with Hosts(hosts, via, timeout) as several:
+        with hosts_of(hosts, via, timeout, wanted.job) as several:
             ps_there(several.look(), wanted, comms=comms, as_json=as_json)
         return
     found = [
@@ -222,11 +222,17 @@ def print_comms(snapshots: list[Snapshot], seen: Seen, unread: dict[str, Any] | 
 def show_check(wanted: Selection, hosts: list[str], via: str, timeout: float) -> NoReturn:
     """One line about the chosen processes; the exit code says the same."""
     if hosts:
-        with source(wanted, hosts, via, timeout) as where:
-            scene = where.look()
+        try:
+            with source(wanted, hosts, via, timeout) as where:
+                scene = where.look()
+        except R2UsageError:
+            raise
+        except R2Error as err:
+            click.echo(f"R2CCL {verdict.WORDS[verdict.UNKNOWN]}: {err}")
+            sys.exit(verdict.UNKNOWN)
         snapshots, seen = [snapshot for snapshot, _ in scene.looks], scene.seen
         unread = [text for host in scene.hosts for text in host_texts(host)]
-        place = f" on {number(len(hosts), 'host', 's')}"
+        place = f" on {number(len(scene.hosts), 'host', 's')}"
     else:
         snapshots, unread = readable(wanted)
         seen, place = beside(wanted, snapshots), ""
@@ -261,7 +267,7 @@ def readable(wanted: Selection) -> tuple[list[Snapshot], list[str]]:
 
 @click.command()
 @selection_options
-@host_options("Of these hosts, in place of this one.")
+@host_options(OF_HOSTS, peers=True)
 @host_timeout
 @click.option("--details", "-d", is_flag=True, help="All peers and all paths.")
 @click.option("--check", is_flag=True, help="For monitoring: one line, and an exit code.")
@@ -282,17 +288,18 @@ def status(
     With --pid it also shows a process that is gone, as it was at its end. If a process waits, a
     line says why, as in `ps --comms`.
 
-    Listed are the paths that carry nothing, and those with less WEIGHT than their NIC, such as slow
-    ones. --details lists all, also closed ones and spares. A (spare) carries nothing while a better
-    pair of NICs works. DIR tx: this process sends on the path, and decides its weight.
+    Paths are listed that carry nothing, or have less WEIGHT than their NIC, such as slow ones.
+    --details lists all, also closed ones and spares. A (spare) carries nothing while a better pair
+    of NICs works. DIR tx: this process sends on the path, and decides its weight.
 
     With --hosts a helper starts on each host, all at the same time. Each process is a row, the
     worst job first. Hosts without an answer are listed above. --details shows all of each process.
-    R2CCL must be at the same place on all hosts.
+    R2CCL must be at the same place on all hosts. "peers" are this host, the hosts of its jobs'
+    peers, and the hosts of theirs. --via must reach them by their host names.
 
     --check ends with 0 if the job is healthy, 1 if it is degraded, 2 if it is in danger, 3 if that
-    is not known. Degraded: a NIC or a path is lost. In danger: one path to a peer is left, or
-    none. Not known: no process runs, or a process or host does not answer.
+    is unknown. Degraded: a NIC or a path is lost. In danger: one path to a peer is left, or none.
+    Unknown: no process runs, or a process or host does not answer.
 
     \b
     Example:
@@ -300,6 +307,7 @@ def status(
       r2ccl-ctl status --check
       r2ccl-ctl status --job 4711 --json
       r2ccl-ctl status --hosts node1,node2
+      r2ccl-ctl status --hosts peers --check
     """
 
     if check:
@@ -339,9 +347,8 @@ def nics(
     NIC. Among idle NICs the nearest one comes first: the same PCIe switch, the same NUMA node,
     across. Spares (weight 0) come last.
 
-    GPUS: the nearest ones, by nvidia-smi's index, if NVML is there. The distance is as in
-    `nvidia-smi topo -m`: PIX behind the same PCIe switch, PXB behind several, PHB at the same host
-    bridge, NODE in the same NUMA node, SYS across.
+    GPUS: the nearest ones, by nvidia-smi's index, if NVML is there. `r2ccl-ctl topo --help`
+    explains the distances.
 
     \b
     Example:

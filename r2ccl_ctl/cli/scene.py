@@ -25,7 +25,7 @@ from r2ccl_ctl.cli.common import (
 )
 from r2ccl_ctl.control import Process, Selection, Snapshot, list_processes, select
 from r2ccl_ctl.errors import R2Error, R2UsageError
-from r2ccl_ctl.gather import HostLook, Hosts
+from r2ccl_ctl.gather import HostLook, Hosts, hosts_of
 from r2ccl_ctl.hang import Seen
 from r2ccl_ctl.segment import SegmentError
 from r2ccl_ctl.units import parse_duration
@@ -99,7 +99,7 @@ def source(
     if not hosts:
         yield Here(wanted)
         return
-    with Hosts(hosts, via, timeout) as several:
+    with hosts_of(hosts, via, timeout, wanted.job) as several:
         yield There(wanted, several)
 
 

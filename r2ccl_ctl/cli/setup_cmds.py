@@ -175,10 +175,8 @@ def gc(ctx: click.Context, older_than: str, everything: bool, dry_run: bool, as_
     """Remove what processes that are gone left behind.
 
     These are their control segments, with their journals, and node segments that no process uses.
-    Those of running processes are never removed. Each process that starts also removes old ones: of
-    its user's it keeps the 16 newest, for a minute up to 64, and none older than an hour. Damaged
-    ones are kept for 60s at least, since a segment that is being set up looks like that; with
-    --json `spared` counts them.
+    Those of running processes are never removed. Damaged ones are kept for 60s at least, since a
+    segment that is being set up looks damaged; with --json `spared` counts them.
 
     \b
     Example:

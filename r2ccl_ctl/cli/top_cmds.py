@@ -9,7 +9,7 @@ import click
 
 from r2ccl_ctl import overview
 from r2ccl_ctl.cli.common import WholeNumber, console, of_option, selection_options, show
-from r2ccl_ctl.cli.host_options import host_options, host_timeout
+from r2ccl_ctl.cli.host_options import OF_HOSTS, host_options, host_timeout
 from r2ccl_ctl.cli.overview_view import overview_view
 from r2ccl_ctl.cli.scene import on_screen, source, watch, watch_live
 from r2ccl_ctl.control import Selection
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @selection_options
-@host_options("Of these hosts, in place of this one.")
+@host_options(OF_HOSTS, peers=True)
 @host_timeout
 @click.option(
     "--sort",
@@ -58,6 +58,7 @@ def top(
     \b
     Example:
       r2ccl-ctl top
+      r2ccl-ctl top --hosts peers
       r2ccl-ctl top --hostfile hosts.txt --unwell
       r2ccl-ctl top --hosts node1,node2 --sort tx --count 1
     """

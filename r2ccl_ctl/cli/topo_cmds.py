@@ -27,9 +27,9 @@ from r2ccl_ctl.hostnics import HostNics
 def topo(svg: Path | None, as_json: bool) -> None:
     """Show GPUs and NICs of this host, and which NICs serve each GPU.
 
-    First a matrix in the words of `nvidia-smi topo -m`: PIX behind the same PCIe switch, PXB behind
-    several, PHB at the same host bridge, NODE in the same NUMA node, SYS across. Then the PCIe
-    tree. Then each GPU's home NIC, and the order in which others take over.
+    First a matrix with the words of `nvidia-smi topo -m`. PIX: behind the same PCIe switch. PXB:
+    behind several. PHB: at the same host bridge. NODE: in the same NUMA node. SYS: across. Then the
+    PCIe tree. Then each GPU's home NIC, and the order in which others take over.
 
     NCCL chooses the home NIC itself. Where several are equally near, its choice may be another one.
     The NICs are those that a job would use; `r2ccl-ctl doctor` says why others are left out.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,11 @@ from r2ccl_ctl.units import parse_duration, show_span
 
 STEP_S = 0.1
 ONE_CLOCK = "one machine: all ranks have the same clock"
+RATES = {
+    "nic": ("Mbit/s", "sent by", 8e-6),
+    "comm": ("per second", "collectives of", 1.0),
+    "bus": ("GB/s", "bus bandwidth of", 1e-9),
+}
 Counters = dict[str, list[tuple[int, dict[str, float]]]]  # host and label -> rows in time
 
 
@@ -68,11 +73,11 @@ def trace(
     Every event of the journals is a mark. Journals hold the last 1024 events of a rank, also of one
     that has ended (until `r2ccl-ctl gc`).
 
-    With --for, counters show what each NIC sends, and collectives per second of each communicator
-    (with the shim). A record of `validate` has them already.
+    With --for, counters show what each NIC sends, and collectives per second and bus
+    bandwidth of each communicator (with the shim). A record of `validate` has them already.
 
-    Journals hold nothing from which the clocks of several hosts could be compared. With --hosts,
-    helpers measure the offsets, and the trace says how far each may be from the truth.
+    Clocks of hosts differ. With --hosts, helpers measure the offsets, and the trace says how large
+    the error of each may be.
 
     \b
     Example:
@@ -106,14 +111,16 @@ Parts = tuple[list[Event], list[Sample], list[str]]
 def of_this_machine(job: str | None, seconds: float) -> Parts:
     """Ranks here, ended ones too."""
     processes = select(Selection(job=job), dead=True)
+    running = [process for process in processes if process.running]
     counters: Counters = {}
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        for process in processes:
+        for process in running:
             with contextlib.suppress(SegmentError), open_segment(process.path) as segment:
                 nics = [nic(i, row) for i, row in segment.used_rows("nics", "r2_seg_nic")]
                 comms = [comm(i, row) for i, row in segment.used_rows("comms", "r2_seg_comm")]
-                _count(counters, time.monotonic_ns(), process, map(vars, nics), map(vars, comms))
+                tables = [vars(row) for row in nics], [vars(row) for row in comms]
+                _count(counters, time.monotonic_ns(), process, *tables)
         time.sleep(STEP_S)
     events, lost = [], 0
     for process in processes:
@@ -140,14 +147,14 @@ def of_hosts(hosts: Sequence[str], via: str, job: str, seconds: float) -> Parts:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             for host, reply in zip(bed.hosts, bed.all("poll"), strict=True):
-                known = {row["name"]: _process(row) for row in reply["processes"]}
+                known = {row["name"]: Process.from_dict(row) for row in reply["processes"]}
                 for name, rows in reply["rows"].items():
                     at = reply["mono_ns"] + host.offset_ns
                     _count(counters, at, known[name], rows["nics"], rows["comms"])
             time.sleep(STEP_S)
         for host, reply in zip(bed.hosts, bed.all("journals", job=job), strict=True):
             for rank in reply["ranks"]:
-                process = _process(rank["process"])
+                process = Process.from_dict(rank["process"])
                 for row in rank["events"]:
                     event = Event(process=process, **row)
                     lost += event.lost
@@ -186,22 +193,21 @@ def of_record(path: Path) -> Parts:
     return events, samples, notes
 
 
-def _process(row: dict[str, Any]) -> Process:
-    return Process(**{**row, "path": Path(row["path"])})
-
-
 def _count(
     counters: Counters,
     at: int,
     process: Process,
-    nics: Iterator[Any] | Sequence[Any],
-    comms: Iterator[Any] | Sequence[Any],
+    nics: Sequence[dict[str, Any]],
+    comms: Sequence[dict[str, Any]],
 ) -> None:
-    """One look at one rank."""
-    who = f"rank {process.rank}" if process.rank is not None else f"pid {process.pid}"
+    """One look at one rank. Two jobs may have the same ranks, two communicators the same name."""
+    who = f"rank {process.rank} " if process.rank is not None else ""
+    who += f"pid {process.pid}"
     sent = {f"{row['name']} {who}": float(row["tx_bytes"]) for row in nics}
-    done = {f"{row['name'] or row['id'][:8]} {who}": float(row["operations"]) for row in comms}
-    for kind, row in (("nic", sent), ("comm", done)):
+    names = [f"{row['name']} {row['id'][:8]} {who}".lstrip() for row in comms]
+    done = {name: float(row["operations"]) for name, row in zip(names, comms, strict=True)}
+    bus = {name: float(row["bus_bytes"]) for name, row in zip(names, comms, strict=True)}
+    for kind, row in (("nic", sent), ("comm", done), ("bus", bus)):
         if row:
             counters.setdefault(f"{kind}|{process.host}|{process.name}", []).append((at, row))
 
@@ -210,10 +216,7 @@ def _samples(counters: Counters) -> list[Sample]:
     found = []
     for key, rows in counters.items():
         kind, host, _ = key.split("|", 2)
-        if kind == "nic":
-            found += traces.rates(host, rows, "Mbit/s", "sent by", 8e-6)
-        else:
-            found += traces.rates(host, rows, "per second", "collectives of")
+        found += traces.rates(host, rows, *RATES[kind])
     return sorted(found, key=lambda sample: sample.ns)
 
 

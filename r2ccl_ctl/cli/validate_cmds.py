@@ -221,7 +221,7 @@ def _validate(
     finally:
         screen.end()
     results = report.results_of(wanted, records, skipped)
-    doc = report.document(setup, wanted, results, records)
+    doc = report.document(setup, results, records)
     report.write(folder, "report.json", json.dumps(doc, indent=2) + "\n")
     report.write(folder, "report.md", report.markdown(doc, results))
     command = shlex.join(["r2ccl-ctl", *sys.argv[1:]])
@@ -235,7 +235,7 @@ def _validate(
 def _say_plan(hosts: list[str], via: str, wanted: list[Case], unit: float) -> None:
     total = 0.0
     for case in wanted:
-        seconds = case.length * unit + run.OVERHEAD_S
+        seconds = run.seconds_of(case, unit)
         total += seconds
         click.echo(f"{case.name}: {case.title}, {show_span(seconds)}")
     click.echo(f"in all about {show_span(total)}")

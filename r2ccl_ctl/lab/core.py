@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -212,23 +211,19 @@ class Lab:
         argv: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
         stdin: Stream = subprocess.DEVNULL,
         stdout: Stream = None,
         stderr: Stream = None,
         new_session: bool = False,
-        die_with_parent: bool = False,
     ) -> subprocess.Popen[bytes]:
         """Start argv inside a node (own network, host name, /sys and /etc/hosts).
 
-        env None inherits ours. die_with_parent kills it when the calling *thread* ends. A
-        command that cannot be run ends with 126 or 127 and a line on stderr.
+        env None inherits ours. A command that cannot be run ends with 126 or 127 and a line on
+        stderr.
         """
-        plan = self.plan(node, signal.SIGKILL if die_with_parent else 0)
         return subprocess.Popen(
-            nsexec.argv_for(plan, list(argv)),
+            nsexec.argv_for(self.plan(node), list(argv)),
             env=env,
-            cwd=cwd,
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
@@ -349,15 +344,15 @@ class Lab:
             state.cuts = state.cuts | {pair} if cut else state.cuts - {pair}
             self._call(lambda: self._fabric.set_drops(state))
 
-    def fail_rail(self, nic: str, *, fail: bool = True) -> None:
-        """Switch a rail's bridge off, or on again: its NICs keep their carriers and lose each
+    def fail_rail(self, nic: str) -> None:
+        """Switch a rail's bridge off: its NICs keep their carriers and lose each
         other (with one subnet: all of them). `nic` names the rail."""
         _, nic = self._nic(self.nodes[0], nic)
         if nic == MGMT:
             raise LabUsageError(f"{MGMT} is on no rail: name a NIC such as nic0")
         with self._changing() as state:
-            self._call(lambda: self._fabric.set_bridge(nic_index(nic), up=not fail))
-            state.dead_rails = state.dead_rails | {nic} if fail else state.dead_rails - {nic}
+            self._call(lambda: self._fabric.set_bridge(nic_index(nic), up=False))
+            state.dead_rails = state.dead_rails | {nic}
 
     def set_rate(self, node: str, nic: str, rate: str | int | None) -> None:
         """Shape a NIC: "2gbit", bits per second, or None / "none" for unshaped."""

@@ -188,7 +188,7 @@ class Fabric:
         if nic == MGMT:
             return
         ipr = self.ipr(f"n{node}")
-        for route in self.spec.node_routes(node, nic_index(nic)):
+        for route in self.spec.node_routes(nic_index(nic)):
             more = {"priority": route.metric} if route.metric else {}
             ipr.route(
                 "replace",

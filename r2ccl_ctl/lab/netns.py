@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 DEFAULT_DIR = Path("/run/netns")
 CALL_TIMEOUT_S = 60.0
+GRACE_S = 1.0  # between TERM and KILL
 CAP_NET_ADMIN = 12
 CAP_SYS_ADMIN = 21
 
@@ -190,18 +191,18 @@ def _ancestors() -> set[int]:
     return pids
 
 
-def kill_all(find: Callable[[], list[int]], grace_s: float = 1.0) -> int:
+def kill_all(find: Callable[[], list[int]]) -> int:
     """TERM, then KILL, until `find` finds no more; the number of processes ended."""
     seen: set[int] = set()
     started = time.monotonic()
     while pids := find():
         elapsed = time.monotonic() - started
-        if elapsed > grace_s + 5.0:
+        if elapsed > GRACE_S + 5.0:
             raise LabError(f"processes {pids} do not end: end them, then `r2ccl-ctl lab down`")
         for pid in pids:
-            if pid not in seen or elapsed > grace_s:
+            if pid not in seen or elapsed > GRACE_S:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL if elapsed > grace_s else signal.SIGTERM)
+                    os.kill(pid, signal.SIGKILL if elapsed > GRACE_S else signal.SIGTERM)
         seen.update(pids)
         time.sleep(0.02)
     return len(seen)

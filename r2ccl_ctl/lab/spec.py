@@ -12,7 +12,6 @@ from r2ccl_ctl.units import rate_bits
 DEFAULT_NAME = "r2lab"
 VARIANTS = ("rail-only", "routed", "one-subnet", "default-route")
 DIRECTIONS = ("tx", "rx", "both")
-LINK_STATES = ("up", "carrier", "admin")
 MGMT = "mgmt0"
 MAX_NODES = 200
 MAX_NICS = 64
@@ -80,13 +79,13 @@ def parse_rates(text: str) -> tuple[int | None, ...]:
     return tuple(parse_rate(part) for part in text.split(","))
 
 
-def parse_counts(text: str, what: str = "--nics") -> tuple[int, ...]:
+def parse_counts(text: str) -> tuple[int, ...]:
     """A comma list of positive counts: one for all nodes, or one per node."""
     counts = []
     for part in text.split(","):
         if not part.strip().isdecimal() or int(part) < 1:
             raise LabUsageError(
-                f"{what} '{text}' is not understood: give a positive number for all nodes, "
+                f"--nics '{text}' is not understood: give a positive number for all nodes, "
                 "or one per node (for example 4,2)"
             )
         counts.append(int(part))
@@ -179,7 +178,7 @@ class LabSpec:
     def bridges(self) -> list[str]:
         return sorted({self.bridge_of(rail) for rail in range(self.rails)})
 
-    def node_routes(self, node: int, nic: int) -> list[Route]:
+    def node_routes(self, nic: int) -> list[Route]:
         """Routes that go away when the NIC is set down, beyond its own subnet."""
         gateway = self.rail_gateway(nic)
         if gateway is None:

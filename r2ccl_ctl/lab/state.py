@@ -228,10 +228,9 @@ def _try_lock(fd: int) -> bool:
     return True
 
 
-def known_labs(directory: Path | None = None) -> list[str]:
+def known_labs() -> list[str]:
     """The names of the labs that are remembered."""
-    base = directory or state_dir()
-    return sorted(p.stem for p in base.glob("*.json"))
+    return sorted(p.stem for p in state_dir().glob("*.json"))
 
 
 def known_nics(name: str) -> dict[str, list[str]]:

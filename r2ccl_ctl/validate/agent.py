@@ -87,10 +87,6 @@ def here(process: Process) -> bool:
     return process.host in (socket.gethostname(), os.environ.get("R2CCL_NODE_NAME", ""))
 
 
-def process_dict(process: Process) -> dict[str, Any]:
-    return {**asdict(process), "path": str(process.path)}
-
-
 class Watched:
     """One rank: its journal, and the rows of its segment."""
 
@@ -136,14 +132,12 @@ class Agent:
             "host": socket.gethostname(),
             "version": __version__,
             "nics": [asdict(one) for one in nics.nics],
-            "others": nics.others,
             "nics_error": nics.error,
             "gpus": launch.visible_gpus(os.environ),
             "kernel": platform.release(),
             "machine": platform.machine(),
             "system": _os_name(),
             "cores": len(os.sched_getaffinity(0)),
-            "plugin": str(paths.plugin_path()),
             "hindrances": env.warnings(os.environ),
         }
 
@@ -155,7 +149,7 @@ class Agent:
         for process in found:
             with contextlib.suppress(SegmentError):
                 events = [event.as_dict() for event in read_all(process)]
-                rows.append({"process": process_dict(process), "events": events})
+                rows.append({"process": process.as_dict(), "events": events})
         return {"ranks": rows}
 
     # A run
@@ -216,7 +210,7 @@ class Agent:
                 state[name] = rank.rows()
         job = self.job
         return {
-            "processes": [process_dict(rank.process) for rank in self.ranks.values()],
+            "processes": [rank.process.as_dict() for rank in self.ranks.values()],
             "events": events,
             "rows": state,
             "mono_ns": time.monotonic_ns(),
@@ -231,10 +225,7 @@ class Agent:
         command = Command(**request["command"])
         pairs = [(rank.process, command) for rank in self.ranks.values()]
         answers = send_commands(pairs, timeout=COMMAND_S)
-        return {
-            "answers": [{"who": a.process.title, "ok": a.ok, "text": a.text} for a in answers],
-            "mono_ns": time.monotonic_ns(),
-        }
+        return {"answers": [{"who": a.process.title, "ok": a.ok, "text": a.text} for a in answers]}
 
     def finish(self, request: dict[str, Any]) -> dict[str, Any]:
         (Path(self.scratch.name) / "until").touch()

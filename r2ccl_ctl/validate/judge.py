@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from r2ccl_ctl.control import Process
@@ -79,10 +78,7 @@ def rate(samples: Samples, source: Sequence[str], begin_ns: int, end_ns: int) ->
 
 
 def events_of(record: Mapping[str, Any]) -> list[Event]:
-    known = {}
-    for name, row in record["processes"].items():
-        fields = {k: v for k, v in row.items() if k != "host_index"}
-        known[name] = Process(**{**fields, "path": Path(fields["path"])})
+    known = {name: Process.from_dict(row) for name, row in record["processes"].items()}
     found = [
         Event(process=known[row["process"]], **{k: v for k, v in row.items() if k != "process"})
         for row in record["events"]
@@ -278,17 +274,17 @@ def _table(found: Result, record: Mapping[str, Any], spans: Mapping[str, tuple[i
         )
 
 
-def _carried(found: Result, nic: str, key: str = "before") -> float | None:
-    """What the NIC carried, or None: then nothing can be shown with it."""
+def _carried(found: Result, nic: str) -> float | None:
+    """What the NIC carried before, or None: then nothing can be shown with it."""
     row = next((r for r in found.nics if r["nic"] == nic), None)
-    rates = [r[key] for r in found.nics if r[key] is not None]
-    if row is None or row[key] is None:
+    rates = [r["before"] for r in found.nics if r["before"] is not None]
+    if row is None or row["before"] is None:
         found.say(UNKNOWN, f"the kernel's counters of {nic} say nothing")
         return None
-    if row[key] < CARRIES * sum(rates) / len(rates) or not row[key]:
+    if row["before"] < CARRIES * sum(rates) / len(rates) or not row["before"]:
         found.say(UNKNOWN, f"{nic} carried nothing before: its failure shows nothing")
         return None
-    return float(row[key])
+    return float(row["before"])
 
 
 def _outcome(record: Mapping[str, Any], step: Any, events: list[Event]) -> Outcome:
@@ -355,7 +351,7 @@ def _quiet(
         found.say(UNKNOWN, reason)
     row = next(r for r in rows.nics if r["nic"] == nic)
     found.nics = [r for r in found.nics or rows.nics if r["nic"] != nic]
-    found.nics.append(row | {"failed_nic": True})
+    found.nics.append(row)
     found.nics.sort(key=lambda r: str(r["nic"]))
     if before is None:
         return

@@ -71,9 +71,7 @@ def results_of(
     return list(found.values())
 
 
-def document(
-    setup: Setup, chosen: Sequence[Case], results: Sequence[Result], records: Mapping[str, Any]
-) -> dict[str, Any]:
+def document(setup: Setup, results: Sequence[Result], records: Mapping[str, Any]) -> dict[str, Any]:
     """All that the report says, as data."""
     word = verdict(results)
     first = next(iter(records.values()), None)
@@ -85,7 +83,7 @@ def document(
         "verdict": word,
         "exit_code": CODES[word],
         "summary": WORDS[word],
-        "notes": notes(setup, hosts, processes),
+        "notes": notes(setup, hosts),
         "setup": dict(vars(setup)),
         "versions": {
             "r2ccl": __version__,
@@ -102,7 +100,7 @@ def document(
     }
 
 
-def notes(setup: Setup, hosts: Sequence[Any], processes: Sequence[Any]) -> list[str]:
+def notes(setup: Setup, hosts: Sequence[Any]) -> list[str]:
     """What the run does not show."""
     found = [LAB_NOTE] if setup.bed == "lab" else []
     found.append(FAULT_NOTE)

@@ -15,7 +15,7 @@ from typing import Any
 
 from r2ccl_ctl import __version__, launch, paths
 from r2ccl_ctl.control import Command
-from r2ccl_ctl.errors import R2Error, R2UsageError
+from r2ccl_ctl.errors import R2UsageError
 from r2ccl_ctl.interrupts import undisturbed
 from r2ccl_ctl.validate.bed import Bed, Host, HostError
 from r2ccl_ctl.validate.cases import AFTER, CABLE, ENDS, PERF, Case, Step
@@ -107,8 +107,9 @@ def save(folder: Path, case: Case, record: dict[str, Any]) -> None:
         raise R2UsageError(f"--output {folder}: cannot write there ({err.strerror})") from err
 
 
-def seconds_of(setup: Setup, case: Case) -> float:
-    return case.length * setup.seconds + OVERHEAD_S
+def seconds_of(case: Case, unit: float) -> float:
+    """Of a run of the case; unit: Setup.seconds."""
+    return case.length * unit + OVERHEAD_S
 
 
 class Stopped(Exception):
@@ -131,17 +132,17 @@ class Run:
     def play(self) -> dict[str, Any]:
         self.record = {
             "schema": SCHEMA, "inputs": inputs(self.setup, self.case), "complete": False,
-            "began_real_ns": time.time_ns(), "began_ns": time.monotonic_ns(),
+            "began_ns": time.monotonic_ns(),
             "hosts": [_host_dict(host) for host in self.bed.hosts], "windows": [], "events": [],
             "samples": [[] for _ in self.bed.hosts], "processes": {}, "steps": [], "problems": [],
-            "codes": {}, "words": {}, "output": "", "comm_rows": {},
+            "codes": {}, "words": {}, "output": "",
         }  # fmt: skip
         job = f"validate-{secrets.token_hex(3)}"
         program = None
         try:
             self._watch(job)
             if self.case.program == PERF:
-                self._start_perf(job)
+                self._start_perf()
             else:
                 from r2ccl_ctl.validate.mpi import NcclTests
 
@@ -166,7 +167,6 @@ class Run:
                 if program is not None:
                     program.stop()
                 self._stop()
-        self.record["ended_ns"] = time.monotonic_ns()
         return self.record
 
     # Start and end
@@ -179,7 +179,7 @@ class Run:
             host.ask("watch", job=job, ifnames=ifnames, rdma=rdma,
                      count=self.setup.per_node)  # fmt: skip
 
-    def _start_perf(self, job: str) -> None:
+    def _start_perf(self) -> None:
         first = self.bed.hosts[0]
         ports = first.ask("meet")["ports"]
         argv = ["--op", "all_reduce", "-b", str(self.setup.size), "--check-every"]
@@ -360,7 +360,7 @@ class Run:
         for index, (host, reply) in enumerate(zip(self.bed.hosts, replies, strict=True)):
             move = host.offset_ns
             for process in reply["processes"]:
-                self.record["processes"][process["name"]] = {**process, "host_index": index}
+                self.record["processes"][process["name"]] = process
             self.record["events"] += [
                 {**event, "mono_ns": event["mono_ns"] + move} for event in reply["events"]
             ]
@@ -370,8 +370,6 @@ class Run:
                 for w in reply["windows"]
             ]
             self.record["codes"].update(reply["codes"])
-            for name, rows in reply["rows"].items():
-                self.record["comm_rows"][name] = rows["comms"]
         self.running = any(reply["running"] for reply in replies)
         if program is not None:
             self.record["windows"] += program.windows()
@@ -381,7 +379,7 @@ class Run:
             raise Stopped("a value is wrong: the case ends here")
         if self.traffic_ns:
             now = (time.monotonic_ns() - self.traffic_ns) / 1e9
-            self.tick(min(now + OVERHEAD_S / 2, seconds_of(self.setup, self.case)))
+            self.tick(min(now + OVERHEAD_S / 2, seconds_of(self.case, self.setup.seconds)))
 
 
 def _host_dict(host: Host) -> dict[str, Any]:
@@ -411,14 +409,13 @@ def run_cases(
             records[case.name] = found
         else:
             todo.append(case)
-    screen.begin(todo, len(chosen) - len(todo), sum(seconds_of(setup, case) for case in todo))
+    screen.begin(
+        todo, len(chosen) - len(todo), sum(seconds_of(case, setup.seconds) for case in todo)
+    )
     for case in todo:
-        screen.case(case, seconds_of(setup, case))
+        screen.case(case, seconds_of(case, setup.seconds))
         record = Run(bed, setup, case, screen.tick, screen.say).play()
         save(folder, case, record)
         records[case.name] = record
         screen.done(case, record)
     return records
-
-
-__all__ = ["R2Error", "Run", "Setup", "finished", "load", "plan", "run_cases", "save"]

@@ -209,11 +209,11 @@ void r2_comms_row_again(struct r2_comm *comm, uint64_t now)
     pthread_mutex_unlock(&lock);
 }
 
-void r2_comms_handed(struct r2_comm *comm, int64_t collectives, int64_t p2p)
+void r2_comms_handed(struct r2_comm *comm, int64_t collectives, int64_t p2p, int64_t bus_bytes)
 {
     /* Relaxed: numbers to read. One thread at a time uses a communicator, as NCCL asks, so what
      * is stored last is the newest. */
-    uint64_t more = (uint64_t)collectives;
+    uint64_t more = (uint64_t)collectives, bus;
     uint64_t before = atomic_fetch_add_explicit(&comm->index, more, memory_order_relaxed);
     struct r2_seg_comm *row = r2_comm_row(comm);
 
@@ -221,6 +221,10 @@ void r2_comms_handed(struct r2_comm *comm, int64_t collectives, int64_t p2p)
         __atomic_store_n(&row->operations, before + more, __ATOMIC_RELAXED);
     if (p2p)
         __atomic_fetch_add(&row->p2p, (uint64_t)p2p, __ATOMIC_RELAXED);
+    if (bus_bytes) {
+        bus = __atomic_load_n(&row->bus_bytes, __ATOMIC_RELAXED) + (uint64_t)bus_bytes;
+        __atomic_store_n(&row->bus_bytes, bus, __ATOMIC_RELAXED);
+    }
 }
 
 bool r2_comms_gone(struct r2_comm *comm)

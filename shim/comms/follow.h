@@ -48,12 +48,6 @@ void r2_follow_after(struct r2_follow *follow, uint64_t n);
 /* NCCL has failed here: the other ranks are told (R2CCL_TELL_ERRORS). May wait 200 ms. */
 void r2_follow_tell(struct r2_follow *follow, int error);
 
-/* An AllReduce, between before and after: true, and *result is what the call
- * returns. False: NCCL has it. */
-bool r2_follow_take(struct r2_follow *follow, const uint64_t *word, bool grouped, int *result);
-/* It is over, whoever took it. */
-void r2_follow_timed(struct r2_follow *follow, void *stream, bool good);
-
 /* NCCL has revoked the communicator: who waits for a plan's fate does so no more, and its operation
  * goes to NCCL, which refuses it. No more plans. Any thread. */
 void r2_follow_revoked(struct r2_follow *follow);

@@ -16,6 +16,7 @@ struct counted {
     struct counted *next;
     struct r2_comm *comm;      /* held */
     uint64_t collectives, p2p; /* that NCCL took */
+    uint64_t bus_bytes;
 };
 
 static __thread struct {
@@ -78,12 +79,14 @@ bool r2_comms_group_reserve(struct r2_comm *comm)
     return true;
 }
 
-void r2_comms_group_count(struct r2_comm *comm, bool collective)
+void r2_comms_group_count(struct r2_comm *comm, bool collective, uint64_t bus_bytes)
 {
     struct counted *at = find(comm);
 
-    if (at)
-        *(collective ? &at->collectives : &at->p2p) += 1;
+    if (!at)
+        return;
+    *(collective ? &at->collectives : &at->p2p) += 1;
+    at->bus_bytes += bus_bytes;
 }
 
 void r2_comms_group_refuse(void)
@@ -94,14 +97,16 @@ void r2_comms_group_refuse(void)
 void r2_comms_group_hand(void)
 {
     for (struct counted *at = group.counts; at; at = at->next)
-        r2_comms_handed(at->comm, (int64_t)at->collectives, (int64_t)at->p2p);
+        r2_comms_handed(at->comm, (int64_t)at->collectives, (int64_t)at->p2p,
+                        (int64_t)at->bus_bytes);
 }
 
 /* An application may mend its arguments and do the whole group once more, on this rank alone. */
 static void take_back(void)
 {
     for (struct counted *at = group.counts; at; at = at->next)
-        r2_comms_handed(at->comm, -(int64_t)at->collectives, -(int64_t)at->p2p);
+        r2_comms_handed(at->comm, -(int64_t)at->collectives, -(int64_t)at->p2p,
+                        -(int64_t)at->bus_bytes);
 }
 
 /* Whether NCCL took operations on one communicator alone. */

@@ -32,8 +32,8 @@ static inline struct r2_seg_comm *r2_comm_row(struct r2_comm *comm)
  * operation; then notes that NCCL took it. comms.c: so many are NCCL's now, or (below 0) are not.
  */
 bool r2_comms_group_reserve(struct r2_comm *comm);
-void r2_comms_group_count(struct r2_comm *comm, bool collective);
-void r2_comms_handed(struct r2_comm *comm, int64_t collectives, int64_t p2p);
+void r2_comms_group_count(struct r2_comm *comm, bool collective, uint64_t bus_bytes);
+void r2_comms_handed(struct r2_comm *comm, int64_t collectives, int64_t p2p, int64_t bus_bytes);
 
 /* The plugin makes the segment with the first connection, which may come after the communicator:
  * rows that nobody can see are tried again now and then. */

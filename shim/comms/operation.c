@@ -46,7 +46,9 @@ int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t 
     return R2_NCCL_OK;
 }
 
-bool r2_follow_take(struct r2_follow *f, const uint64_t *word, bool grouped, int *result)
+/* An AllReduce, between before and after: true, and *result is what the call
+ * returns. False: NCCL has it. */
+static bool follow_take(struct r2_follow *f, const uint64_t *word, bool grouped, int *result)
 {
     int type = (int)word[R2_WORD_TYPE];
     bool ours = f->vote && r2_vote_takes(f->vote, word, grouped);
@@ -61,7 +63,8 @@ bool r2_follow_take(struct r2_follow *f, const uint64_t *word, bool grouped, int
     return ours;
 }
 
-void r2_follow_timed(struct r2_follow *f, void *stream, bool good)
+/* It is over, whoever took it. */
+static void follow_timed(struct r2_follow *f, void *stream, bool good)
 {
     if (f->leader)
         r2_leader_timed(f->leader, stream, good);
@@ -69,7 +72,7 @@ void r2_follow_timed(struct r2_follow *f, void *stream, bool good)
 
 bool r2_comms_take(struct r2_comm *comm, const uint64_t *word, int *result)
 {
-    return comm->follow && r2_follow_take(comm->follow, word, r2_comms_in_group(), result);
+    return comm->follow && follow_take(comm->follow, word, r2_comms_in_group(), result);
 }
 
 /* ---- around the call */
@@ -110,23 +113,43 @@ int r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t cou
     return R2_NCCL_OK;
 }
 
+/* What the newest operation moves, as nccl-tests counts bus bandwidth. */
+static uint64_t bus_bytes(struct r2_seg_comm *row)
+{
+    uint64_t ranks = __atomic_load_n(&row->ranks, __ATOMIC_RELAXED);
+    uint64_t bytes = __atomic_load_n(&row->op_bytes, __ATOMIC_RELAXED);
+
+    if (ranks < 2)
+        return 0;
+    switch (__atomic_load_n(&row->op, __ATOMIC_RELAXED)) {
+    case R2_SEG_COLL_ALL_REDUCE:
+        return 2 * (bytes - bytes / ranks);
+    case R2_SEG_COLL_BROADCAST:
+    case R2_SEG_COLL_REDUCE:
+        return bytes;
+    default: /* NCCL's count is that of one rank's part */
+        return bytes * (ranks - 1);
+    }
+}
+
 void r2_comms_end(struct r2_comm *comm, int result, bool collective, r2_nccl_stream stream)
 {
     struct r2_seg_comm *row = r2_comm_row(comm);
     bool taken = result == R2_NCCL_OK || result == R2_NCCL_IN_PROGRESS;
+    uint64_t bus = taken && collective ? bus_bytes(row) : 0;
 
     if (comm->follow && collective && !r2_comms_in_group())
-        r2_follow_timed(comm->follow, stream, taken);
+        follow_timed(comm->follow, stream, taken);
     if (result == R2_NCCL_OK &&
         atomic_load_explicit(&comm->state, memory_order_relaxed) == R2_SEG_COMM_INIT)
         r2_comms_async(comm, comm->handle, R2_NCCL_OK);
     if (r2_comms_in_group()) {
         if (taken)
-            r2_comms_group_count(comm, collective);
+            r2_comms_group_count(comm, collective, bus);
         else
             r2_comms_group_refuse();
     } else if (taken) {
-        r2_comms_handed(comm, collective, !collective);
+        r2_comms_handed(comm, collective, !collective, (int64_t)bus);
         if (collective && comm->follow)
             r2_follow_after(comm->follow, 1);
     }

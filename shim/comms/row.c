@@ -73,6 +73,7 @@ static void copy_row(struct r2_seg_comm *to, struct r2_seg_comm *from)
     r2_row_u32(&to->plan_agreed, from->plan_agreed);
     r2_row_u32(&to->plan_events, from->plan_events);
     r2_row_u32(&to->plan_rounds, from->plan_rounds);
+    r2_row_u64(&to->bus_bytes, __atomic_load_n(&from->bus_bytes, __ATOMIC_RELAXED));
     r2_row_u32(&to->used, 1);
     r2_row_end(&to->seq);
 }

@@ -59,7 +59,6 @@ class Run:
 
     before: list[float] = field(default_factory=list)
     after: list[float] = field(default_factory=list)
-    known_ms: float | None = None
     reason: str = ""
 
 
@@ -182,7 +181,7 @@ def _one(plan: Plan, fault: Fault, grey: bool) -> Run:
             raise BenchError(f"{len(windows)} windows are too few")
         first = _first_weight(watch, at)
         if first is not None:
-            found.known_ms, found.reason = (first.mono_ns - at) / 1e6, first.cause
+            found.reason = first.cause
     return found
 
 

@@ -41,9 +41,9 @@ class Use:
     descriptors: float
 
 
-def use_of(pid: int, proc: Path = Path("/proc")) -> Use:
+def use_of(pid: int) -> Use:
     """What a running process uses now."""
-    folder = proc / str(pid)
+    folder = Path("/proc") / str(pid)
     rollup = (folder / "smaps_rollup").read_text(encoding="utf-8")
     status = (folder / "status").read_text(encoding="utf-8")
     links = []

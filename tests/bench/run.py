@@ -26,7 +26,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import adds
 import click
 import completion
 import cost
@@ -36,7 +35,6 @@ import flap
 import grey
 import growth
 import heartbeat
-import hop
 import instructions
 import known
 import locate
@@ -70,7 +68,6 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "known": (known.TITLE, known.run),
     "locate": (locate.TITLE, locate.run),
     "cost": (cost.TITLE, cost.run),
-    "hop": (hop.TITLE, hop.run),
     "growth": (growth.TITLE, growth.run),
     "grey": (grey.TITLE, grey.run),
     "flap": (flap.FLAP_TITLE, flap.run_flap),
@@ -81,7 +78,6 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "direct": (direct.TITLE, direct.run),
     "planned": (planned.TITLE, planned.run),
     "instructions": (instructions.TITLE, instructions.run),
-    "adds": (adds.TITLE, adds.run),
 }
 NEEDS_LAB = (
     "shaped",

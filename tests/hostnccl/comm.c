@@ -1,6 +1,7 @@
 /* Life of a communicator, and who may be inside it. */
 #define _GNU_SOURCE
-#include "tuning.h"
+
+#include "comm.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -116,31 +117,16 @@ static int limit(const char *first, const char *second, int configured, int def)
     return value < 0 ? def : (int)value;
 }
 
-/* Nodes are numbered as their first ranks come. Says where this rank is, as NCCL does. */
-static ncclResult_t place(struct ncclComm *comm, const struct info *all)
+static int count_nodes(const struct ncclComm *comm, const struct info *all)
 {
-    int *node_of = calloc((size_t)comm->nranks, sizeof(*node_of));
-    if (!node_of)
-        return hn_util_fail(ncclSystemError, "out of memory");
-    comm->nodes = 0;
+    int nodes = 0;
     for (int r = 0; r < comm->nranks; r++) {
         int o = 0;
         while (o < r && all[o].host_hash != all[r].host_hash)
             o++;
-        node_of[r] = o < r ? node_of[o] : comm->nodes++;
+        nodes += o == r;
     }
-    char text[HN_MAX_CHANNELS * 2 * 64] = "";
-    size_t at = 0;
-    for (int t = 0; t < 2; t++)
-        comm->trees[t] = hn_tree_rank(comm->nranks, node_of, t, comm->rank);
-    for (int c = 0; c < comm->channels * 2; c++) { /* NCCL too has the second tree's behind */
-        const struct hn_tree *tree = &comm->trees[c / comm->channels];
-        at += (size_t)snprintf(text + at, sizeof(text) - at, " [%d] %d/%d/%d->%d->%d", c,
-                               tree->down[0], tree->down[1], tree->down[2], comm->rank, tree->up);
-    }
-    HN_INFO("Trees%s", text);
-    free(node_of);
-    return ncclSuccess;
+    return nodes;
 }
 
 /* All ranks agree on the channels: one per device of the rank that has most, within limits. */
@@ -171,12 +157,10 @@ static ncclResult_t agree(struct ncclComm *comm)
     }
     comm->channels = most < least ? least : most;
     comm->channels = comm->channels > cap ? cap : comm->channels;
-    if (result == ncclSuccess)
-        result = place(comm, all);
+    int nodes = count_nodes(comm, all);
     free(all);
     HN_INFO("rank %d of %d, comm 0x%llx: stand-in for NCCL, nNodes %d, %d channels over NET/%s",
-            comm->rank, comm->nranks, (unsigned long long)comm->id, comm->nodes, comm->channels,
-            name);
+            comm->rank, comm->nranks, (unsigned long long)comm->id, nodes, comm->channels, name);
     return result;
 }
 
@@ -250,16 +234,13 @@ static int collect(struct hn_conn **from, size_t count, struct hn_job *jobs, int
 static void close_conns(struct ncclComm *comm)
 {
     size_t rings = (size_t)comm->channels, pairs = rings * (size_t)comm->nranks;
-    size_t links = rings * 2 * HN_LINKS;
-    struct hn_job *jobs = calloc(2 * (rings + pairs + links) + 1, sizeof(*jobs));
+    struct hn_job *jobs = calloc(2 * (rings + pairs) + 1, sizeof(*jobs));
     if (!jobs)
         return;
     int count = collect(comm->ring_send, rings, jobs, 0);
     count = collect(comm->ring_recv, rings, jobs, count);
     count = collect(comm->p2p_send, pairs, jobs, count);
     count = collect(comm->p2p_recv, pairs, jobs, count);
-    count = collect(comm->tree_send, links, jobs, count);
-    count = collect(comm->tree_recv, links, jobs, count);
     if (comm->threads_started & 1)
         hn_service_run(comm, jobs, count, 0);
     for (int i = 0; i < count; i++)
@@ -282,8 +263,6 @@ void hn_comm_free(struct ncclComm *comm)
     free(comm->ring_recv);
     free(comm->p2p_send);
     free(comm->p2p_recv);
-    free(comm->tree_send);
-    free(comm->tree_recv);
     pthread_mutex_destroy(&comm->lock);
     pthread_cond_destroy(&comm->cond);
     free(comm);

@@ -12,7 +12,6 @@
 #include "bootstrap.h"
 #include "net.h"
 #include "reduce.h"
-#include "tree.h"
 #include "util.h"
 
 #define HN_MAX_DEPTH 8
@@ -21,8 +20,6 @@
 #define HN_MAX_USER_OPS 64
 
 enum hn_proto { HN_LL, HN_LL128, HN_SIMPLE, HN_PROTOS };
-
-enum { HN_LINKS = 1 + HN_ARITY }; /* of a rank in a tree: up, down[] */
 
 /* The buffer of one protocol on one connection: `depth` slots, one message each. */
 struct hn_lane {
@@ -54,7 +51,6 @@ struct hn_conn {
     int dev;
     bool send;
     bool p2p;
-    int tree; /* 1, 2: of the first or second tree; 0: none */
     atomic_bool ready;
     void *net_comm;
     void *listen;
@@ -86,8 +82,7 @@ struct hn_chain {
     struct hn_task *first, *last; /* run one after the other */
     struct hn_task *now;
     bool finished;
-    char *rx, *tx; /* HN_ARITY slots of data and one, for LL and LL128 */
-    int thread;    /* chains with one number run on one GPU thread */
+    char *rx, *tx; /* a slot of data each, for LL and LL128 */
 };
 
 struct hn_launch { /* all operations of a group on one communicator: one "kernel" */
@@ -146,10 +141,6 @@ struct ncclComm {
     uint64_t launch_seq;
     struct hn_conn **ring_send, **ring_recv; /* [channels] */
     struct hn_conn **p2p_send, **p2p_recv;   /* [nranks * channels] */
-    int nodes;                               /* in the order of their first ranks */
-    struct hn_tree trees[2];                 /* this rank's places */
-    struct hn_conn **tree_send, **tree_recv; /* [channels * 2 * HN_LINKS]; NULL until first used */
-    int said_algo;                           /* logged last, + 1 */
     struct hn_redop_user user_ops[HN_MAX_USER_OPS];
 };
 
@@ -177,16 +168,11 @@ ncclResult_t hn_service_run(struct ncclComm *comm, struct hn_job *jobs, int coun
                             uint64_t deadline);
 
 struct hn_conn *hn_conn_new(struct ncclComm *comm, int peer, int channel, bool send, bool p2p);
-int hn_conn_listen(struct hn_conn *conn); /* job steps */
-int hn_conn_connect(struct hn_conn *conn);
-int hn_conn_accept(struct hn_conn *conn);
 int hn_conn_close(struct hn_conn *conn);
 /* Makes the rings of all channels, or the p2p connections named by the two lists, in both
  * directions at once; a collective call among the peers concerned. */
 ncclResult_t hn_conn_setup(struct ncclComm *comm, struct hn_conn **sends, int nsends,
                            struct hn_conn **recvs, int nrecvs);
-/* Makes the connections of both trees on all channels, unless they are there. All ranks call it. */
-ncclResult_t hn_conn_trees(struct ncclComm *comm);
 
 int hn_progress_start(struct ncclComm *comm);
 void hn_progress_stop(struct ncclComm *comm);

@@ -63,14 +63,14 @@ static int give_memory(struct hn_conn *c)
     return 0;
 }
 
-int hn_conn_listen(struct hn_conn *c)
+static int conn_listen(struct hn_conn *c)
 {
     memset(c->handle, 0xa5, sizeof(c->handle));
     int rc = hn_net_listen(c->comm->net, c->dev, c->handle, &c->listen);
     return rc ? plugin_error(c, "listen", rc) : 0;
 }
 
-int hn_conn_connect(struct hn_conn *c)
+static int conn_connect(struct hn_conn *c)
 {
     int rc = hn_net_connect(c->comm->net, c->dev, c->handle, &c->net_comm);
     if (rc)
@@ -78,7 +78,7 @@ int hn_conn_connect(struct hn_conn *c)
     return c->net_comm ? give_memory(c) : AGAIN;
 }
 
-int hn_conn_accept(struct hn_conn *c)
+static int conn_accept(struct hn_conn *c)
 {
     int rc = hn_net_accept(c->comm->net, c->listen, &c->net_comm);
     if (rc)
@@ -118,7 +118,7 @@ int hn_conn_close(struct hn_conn *c)
 
 static uint64_t tag_of(const struct hn_conn *c)
 {
-    return (uint64_t)c->channel << 2 | (c->tree ? (unsigned)c->tree + 1 : c->p2p);
+    return (uint64_t)c->channel << 1 | c->p2p;
 }
 
 static ncclResult_t run_steps(struct ncclComm *comm, struct hn_conn **sends, int nsends,
@@ -131,7 +131,7 @@ static ncclResult_t run_steps(struct ncclComm *comm, struct hn_conn **sends, int
     for (int i = 0; i < count; i++) {
         bool is_recv = i < nrecvs;
         jobs[i].conn = is_recv ? recvs[i] : sends[i - nrecvs];
-        jobs[i].step = listens ? hn_conn_listen : is_recv ? hn_conn_accept : hn_conn_connect;
+        jobs[i].step = listens ? conn_listen : is_recv ? conn_accept : conn_connect;
     }
     ncclResult_t result = hn_service_run(comm, jobs, count, hn_boot_deadline());
     free(jobs);
@@ -151,45 +151,4 @@ ncclResult_t hn_conn_setup(struct ncclComm *comm, struct hn_conn **sends, int ns
     if (result != ncclSuccess)
         return result;
     return run_steps(comm, sends, nsends, recvs, nrecvs, false);
-}
-
-static ncclResult_t new_links(struct ncclComm *comm, struct hn_conn **sends, struct hn_conn **recvs)
-{
-    for (int i = 0; i < comm->channels * 2; i++) {
-        const struct hn_tree *tree = &comm->trees[i % 2];
-        for (int l = 0; l < HN_LINKS; l++) {
-            int peer = l ? tree->down[l - 1] : tree->up, at = i * HN_LINKS + l;
-            if (peer < 0)
-                continue;
-            sends[at] = hn_conn_new(comm, peer, i / 2, true, false);
-            recvs[at] = hn_conn_new(comm, peer, i / 2, false, false);
-            if (!sends[at] || !recvs[at])
-                return hn_util_fail(ncclSystemError, "out of memory");
-            sends[at]->tree = recvs[at]->tree = 1 + i % 2;
-        }
-    }
-    return ncclSuccess;
-}
-
-ncclResult_t hn_conn_trees(struct ncclComm *comm)
-{
-    if (comm->tree_send || comm->nranks == 1)
-        return ncclSuccess;
-    int room = comm->channels * 2 * HN_LINKS, count = 0;
-    struct hn_conn **lists = calloc(2 * (size_t)room, sizeof(*lists));
-    comm->tree_send = calloc((size_t)room, sizeof(void *));
-    comm->tree_recv = calloc((size_t)room, sizeof(void *));
-    ncclResult_t result = lists && comm->tree_send && comm->tree_recv
-                              ? new_links(comm, comm->tree_send, comm->tree_recv)
-                              : hn_util_fail(ncclSystemError, "out of memory");
-    for (int i = 0; i < room && result == ncclSuccess; i++) {
-        if (!comm->tree_send[i])
-            continue;
-        lists[count] = comm->tree_send[i];
-        lists[room + count++] = comm->tree_recv[i];
-    }
-    if (result == ncclSuccess)
-        result = hn_conn_setup(comm, lists, count, lists + room, count);
-    free(lists);
-    return result;
 }

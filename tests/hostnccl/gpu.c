@@ -1,5 +1,5 @@
 /* The threads that stand for the GPU. Launches of a communicator run one after the other, as on a
- * stream; within a launch the chains run side by side, each on the thread of its number. */
+ * stream; within a launch the chains run side by side, each on one thread. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 
@@ -33,7 +33,7 @@ static void run_chains(struct ncclComm *comm, struct hn_launch *launch, int inde
         bool progress = false, all = true;
         for (int i = 0; i < launch->chain_count; i++) {
             struct hn_chain *chain = &launch->chains[i];
-            if (chain->thread % comm->gpu_threads != index || chain->finished)
+            if (i % comm->gpu_threads != index || chain->finished)
                 continue;
             int rc = hn_kernel_step(chain, &progress);
             if (rc < 0)

@@ -21,47 +21,29 @@ static struct hn_slot *state_of(struct hn_conn *conn, uint64_t number)
     return &conn->slots[number % HN_MAX_DEPTH];
 }
 
-static char *rx_of(const struct hn_chain *chain, int i)
+/* Has the next message arrived? For LL and LL128 its lines are taken into `rx` as they come,
+ * before the plugin reports the receive done. 1, 0, or a negative result. */
+static int arrived(struct hn_task *t, struct hn_chain *chain, size_t bytes, bool *progress)
 {
-    return chain->rx + (size_t)i * HN_RX_BYTES;
-}
-
-/* Has the next message of from[i] arrived? For LL and LL128 its lines are taken into its `rx` as
- * they come, before the plugin reports the receive done. 1, 0, or a negative result. */
-static int arrived(struct hn_task *t, struct hn_chain *chain, int i, size_t bytes, bool *progress)
-{
-    struct hn_conn *c = t->from[i];
+    struct hn_conn *c = t->from;
     /* Read before the lines: pairs with the release after test said done. */
     bool tested = atomic_load_explicit(&c->tail, memory_order_acquire) > c->consumed;
     if (t->proto == HN_SIMPLE || bytes == 0) /* an empty message has no flag */
         return tested;
-    size_t before = t->rx_done[i];
-    t->rx_done[i] = hn_proto_decode(t->proto, slot_of(t, c, c->consumed), rx_of(chain, i), bytes,
-                                    before, c->consumed);
-    if (t->rx_done[i] != before)
+    size_t before = t->rx_done;
+    t->rx_done = hn_proto_decode(t->proto, slot_of(t, c, c->consumed), chain->rx, bytes, before,
+                                 c->consumed);
+    if (t->rx_done != before)
         *progress = true;
-    if (t->rx_done[i] == bytes)
+    if (t->rx_done == bytes)
         return 1;
     if (!tested)
         return 0;
     hn_util_fail(ncclInternalError,
                  "message %llu from rank %d on channel %d was reported received, but its line at "
                  "byte %zu of %zu has no valid flag",
-                 (unsigned long long)c->consumed, c->peer, c->channel, t->rx_done[i], bytes);
+                 (unsigned long long)c->consumed, c->peer, c->channel, t->rx_done, bytes);
     return -ncclInternalError;
-}
-
-/* 1 when every message of the slice has arrived, 0, or a negative result. */
-static int all_arrived(struct hn_task *t, struct hn_chain *chain, size_t bytes, bool *progress)
-{
-    int all = 1;
-    for (int i = 0; i < t->nfrom; i++) {
-        int rc = arrived(t, chain, i, bytes, progress);
-        if (rc < 0)
-            return rc;
-        all &= rc;
-    }
-    return all;
 }
 
 static bool has_room(const struct hn_task *t, struct hn_conn *c)
@@ -99,18 +81,14 @@ static void sent(struct hn_task *t, struct hn_conn *c, const char *data, size_t 
 }
 
 /* `in`: what arrived, NULL without anything. */
-static void compute(const struct hn_task *t, const struct hn_prim *p, char *out,
-                    const char *const in[HN_ARITY], const char *own, size_t count)
+static void compute(const struct hn_task *t, const struct hn_prim *p, char *out, const char *in,
+                    const char *own, size_t count)
 {
     size_t bytes = count * hn_reduce_size(t->type);
-    struct hn_redop plain = t->op; /* only the own input is scaled */
-    plain.pre = false;
     if (own)
-        hn_reduce_apply(out, p->reduce ? in[0] : NULL, own, count, t->type, &t->op);
-    else if (out != in[0] && bytes)
-        memcpy(out, in[0], bytes);
-    for (int i = 1; i < t->nfrom && p->reduce; i++)
-        hn_reduce_apply(out, in[i], out, count, t->type, &plain);
+        hn_reduce_apply(out, p->reduce ? in : NULL, own, count, t->type, &t->op);
+    else if (out != in && bytes)
+        memcpy(out, in, bytes);
     if (p->last)
         hn_reduce_finish(out, count, t->type, &t->op);
 }
@@ -121,30 +99,27 @@ static int run_slice(struct hn_task *t, struct hn_chain *chain, bool *progress)
     const struct hn_prim *p = &t->prim;
     size_t count = hn_schedule_slice(t, p, t->slice, t->slice_at);
     size_t es = hn_reduce_size(t->type), bytes = count * es;
-    int rc = p->recv ? all_arrived(t, chain, bytes, progress) : 1;
+    int rc = p->recv ? arrived(t, chain, bytes, progress) : 1;
     if (rc <= 0)
         return rc;
-    for (int i = 0; i < t->nto && p->send; i++)
-        if (!has_room(t, t->to[i]))
-            return 0;
-    const char *in[HN_ARITY] = {NULL};
-    for (int i = 0; i < t->nfrom && p->recv; i++)
-        in[i] =
-            t->proto == HN_SIMPLE ? slot_of(t, t->from[i], t->from[i]->consumed) : rx_of(chain, i);
+    if (p->send && !has_room(t, t->to))
+        return 0;
+    const char *in = NULL;
+    if (p->recv)
+        in = t->proto == HN_SIMPLE ? slot_of(t, t->from, t->from->consumed) : chain->rx;
     const char *own = p->src ? p->src + t->slice_at * es : NULL;
     char *dst = p->dst ? p->dst + t->slice_at * es : NULL;
     char *out = dst;
     if (p->send)
-        out = t->proto == HN_SIMPLE ? slot_of(t, t->to[0], t->to[0]->filled) : chain->tx;
+        out = t->proto == HN_SIMPLE ? slot_of(t, t->to, t->to->filled) : chain->tx;
     compute(t, p, out, in, own, count);
     if (dst && dst != out && bytes)
         memcpy(dst, out, bytes);
-    /* The first slot last: until it is sent off, the others are copied from it. */
-    for (int i = t->nto - 1; i >= 0 && p->send; i--)
-        sent(t, t->to[i], out, bytes);
-    for (int i = 0; i < t->nfrom && p->recv; i++)
-        consumed(t, t->from[i], bytes);
-    memset(t->rx_done, 0, sizeof(t->rx_done));
+    if (p->send)
+        sent(t, t->to, out, bytes);
+    if (p->recv)
+        consumed(t, t->from, bytes);
+    t->rx_done = 0;
     t->slice_at += count;
     t->slice++;
     *progress = true;

@@ -16,12 +16,7 @@ enum hn_func { /* NCCL's numbers, for setNetAttr */
                HN_COPY = 100, /* to oneself */
 };
 
-/* An AllReduce on a tree is two tasks: data are reduced on their way up and handed out on their way
- * down. The root does both at once. */
-enum hn_way { HN_AROUND, HN_UP, HN_DOWN };
-
-/* One step on one chunk: with what arrives (from all that the task receives from), with one's own
- * input, or with both. */
+/* One step on one chunk: with what arrives, with one's own input, or with both. */
 struct hn_prim {
     bool recv, send, reduce;
     const char *src; /* own input; NULL when only what arrives counts */
@@ -37,9 +32,7 @@ struct hn_task {
     ncclDataType_t type;
     struct hn_redop op;
     int rank, nranks, root;
-    enum hn_way way;
-    struct hn_conn *from[HN_ARITY], *to[HN_ARITY]; /* receive from, send to */
-    int nfrom, nto;
+    struct hn_conn *from, *to; /* receive from, send to; NULL: nobody */
     const char *src;
     char *dst;
     size_t stride;     /* elements between the blocks of two ranks (all-gather, reduce-scatter) */
@@ -52,7 +45,7 @@ struct hn_task {
     struct hn_prim prim;
     bool has_prim;
     int slice;
-    size_t slice_at, rx_done[HN_ARITY];
+    size_t slice_at, rx_done;
 };
 
 enum { HN_RX_BYTES = 128 << 10 }; /* room for the data of one message in LL or LL128 */

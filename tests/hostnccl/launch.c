@@ -40,7 +40,6 @@ static struct hn_chain *chain_for(struct build *b, int key)
         if (b->keys[i] == key)
             return &l->chains[i];
     b->keys[l->chain_count] = key;
-    l->chains[l->chain_count].thread = l->chain_count;
     return &l->chains[l->chain_count++];
 }
 
@@ -77,18 +76,14 @@ static int add_task(struct build *b, int key, const struct hn_task *model)
         chain->first = chain->now = t;
     chain->last = t;
     if (t->proto != HN_SIMPLE && !chain->rx) {
-        chain->rx = malloc(HN_ARITY * HN_RX_BYTES);
+        chain->rx = malloc(HN_RX_BYTES);
         chain->tx = malloc(HN_RX_BYTES);
         if (!chain->rx || !chain->tx)
             return -1;
     }
     bool p2p = t->func == HN_SEND || t->func == HN_RECV;
-    int failed = 0;
-    for (int i = 0; i < t->nfrom && !failed; i++)
-        failed = add_px(b, t, t->from[i], p2p);
-    for (int i = 0; i < t->nto && !failed; i++)
-        failed = add_px(b, t, t->to[i], p2p);
-    return failed;
+    int failed = t->from ? add_px(b, t, t->from, p2p) : 0;
+    return failed || !t->to ? failed : add_px(b, t, t->to, p2p);
 }
 
 static size_t slot_elements(const struct hn_conn *conn, enum hn_proto proto, size_t es)
@@ -125,77 +120,11 @@ static int add_ring(struct build *b, const struct hn_op *op, enum hn_proto proto
     for (size_t c = 0; c < parts && c * part < op->count; c++) {
         struct hn_task t = collective_task(comm, op, proto, part, c);
         if (comm->nranks > 1) {
-            t.from[t.nfrom++] = comm->ring_recv[c];
-            t.to[t.nto++] = comm->ring_send[c];
-            t.chunk = slot_elements(t.to[0], proto, es) * (size_t)t.slices;
+            t.from = comm->ring_recv[c];
+            t.to = comm->ring_send[c];
+            t.chunk = slot_elements(t.to, proto, es) * (size_t)t.slices;
         }
         if (add_task(b, (int)c, &t))
-            return -1;
-    }
-    return 0;
-}
-
-/* Small enough that several are under way between root and leaves. */
-static size_t tree_chunk(const struct ncclComm *comm, const struct hn_task *t, size_t largest)
-{
-    size_t es = hn_reduce_size(t->type), steps = 4 * (size_t)hn_tree_depth(comm->nodes) + 8;
-    size_t chunk = largest, least = t->proto == HN_SIMPLE ? 64 << 10 : 8 << 10;
-    while ((t->end - t->begin) / chunk < steps && chunk * es > 2 * least)
-        chunk = chunk / 2 / ALIGN * ALIGN;
-    return chunk;
-}
-
-static bool is_root(const struct hn_tree *tree)
-{
-    return tree->up < 0;
-}
-
-/* Both ways of one part. They share a GPU thread: what the one reads, the other writes. */
-static int add_tree_part(struct build *b, struct hn_task *t, size_t part)
-{
-    struct ncclComm *comm = b->comm;
-    const struct hn_tree *tree = &comm->trees[part % 2];
-    struct hn_conn **send = &comm->tree_send[part * HN_LINKS];
-    struct hn_conn **recv = &comm->tree_recv[part * HN_LINKS];
-    struct hn_task up = *t, down = *t;
-    up.way = HN_UP;
-    up.root = is_root(tree) ? comm->rank : -1;
-    down.way = HN_DOWN;
-    for (int i = 0; i < HN_ARITY; i++) {
-        if (tree->down[i] < 0)
-            continue;
-        up.from[up.nfrom++] = recv[1 + i];
-        down.to[down.nto++] = send[1 + i];
-    }
-    if (is_root(tree)) {
-        memcpy(up.to, down.to, sizeof(up.to));
-        up.nto = down.nto;
-    } else {
-        up.to[up.nto++] = send[0];
-        down.from[down.nfrom++] = recv[0];
-    }
-    int key = -2 - (int)part * 2;
-    if (add_task(b, key, &up) || (!is_root(tree) && add_task(b, key - 1, &down)))
-        return -1;
-    chain_for(b, is_root(tree) ? key : key - 1)->thread = chain_for(b, key)->thread;
-    return 0;
-}
-
-/* Each tree has half of the data, each channel an equal share of both. */
-static int add_tree(struct build *b, const struct hn_op *op, enum hn_proto proto, size_t bytes)
-{
-    struct ncclComm *comm = b->comm;
-    size_t es = hn_reduce_size(op->type);
-    size_t parts = share(comm->channels * 2, bytes, proto == HN_LL ? 8 << 10 : 64 << 10);
-    size_t part = part_size(op->count, parts);
-    for (size_t i = 0; i < parts && i * part < op->count; i++) {
-        struct hn_task t = collective_task(comm, op, proto, part, i);
-        struct hn_conn *any = NULL;
-        for (int l = 0; l < HN_LINKS && !any; l++)
-            any = comm->tree_send[i * HN_LINKS + (size_t)l];
-        t.slices = 1;
-        t.chunk = tree_chunk(comm, &t, slot_elements(any, proto, es));
-        if (add_tree_part(b, &t, i))
             return -1;
     }
     return 0;
@@ -205,20 +134,9 @@ static ncclResult_t add_collective(struct build *b, const struct hn_op *op)
 {
     struct ncclComm *comm = b->comm;
     size_t bytes = op->count * hn_reduce_size(op->type);
-    enum hn_algo algo = HN_RING;
-    enum hn_proto proto;
     if (op->func == HN_ALLGATHER || op->func == HN_REDUCESCATTER)
         bytes *= (size_t)comm->nranks;
-    ncclResult_t result = hn_tuning_choose(comm, op->func, bytes, &algo, &proto);
-    bool tree = algo == HN_TREE && comm->nranks > 1;
-    if (result == ncclSuccess && tree)
-        result = hn_conn_trees(comm);
-    const char *delay = tree ? "HOSTNCCL_TREE_DELAY_MS" : "HOSTNCCL_RING_DELAY_MS";
-    if (op->func == HN_ALLREDUCE && bytes >= 1 << 20)
-        usleep((useconds_t)(1000 * hn_util_env(delay, 0, 0, 10000)));
-    if (result != ncclSuccess)
-        return result;
-    if (tree ? add_tree(b, op, proto, bytes) : add_ring(b, op, proto, bytes))
+    if (add_ring(b, op, hn_tuning_protocol(bytes, false), bytes))
         return hn_util_fail(ncclSystemError, "out of memory");
     return ncclSuccess;
 }
@@ -256,13 +174,13 @@ static int add_p2p(struct build *b, const struct hn_op *op)
                             .src = op->send,
                             .dst = op->recv,
                             .slices = 1};
-        t.proto = hn_tuning_p2p(op->count * es);
+        t.proto = hn_tuning_protocol(op->count * es, true);
         t.begin = t.loop_at = i * part;
         t.end = op->count - t.begin < part ? op->count : t.begin + part;
         if (op->func == HN_SEND)
-            t.to[t.nto++] = conn;
+            t.to = conn;
         else
-            t.from[t.nfrom++] = conn;
+            t.from = conn;
         t.chunk = slot_elements(conn, t.proto, es);
         int key = (op->peer * comm->channels + channel) * 2 + (op->func == HN_SEND);
         if (add_task(b, comm->channels + 1 + key, &t))
@@ -347,7 +265,7 @@ static ncclResult_t fill(struct build *b, const struct hn_op *ops)
 ncclResult_t hn_launch_build(struct ncclComm *comm, const struct hn_op *ops,
                              struct hn_launch **launch, struct hn_pxop **px)
 {
-    size_t room = (size_t)comm->channels * 5 + 1; /* rings, two ways of two trees, to oneself */
+    size_t room = (size_t)comm->channels + 1; /* rings, and to oneself */
     for (const struct hn_op *op = ops; op; op = op->next)
         room += is_p2p(op) ? (size_t)comm->channels : 0;
     struct build b = {.comm = comm};

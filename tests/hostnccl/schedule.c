@@ -1,5 +1,4 @@
-/* The ring and tree algorithms, as primitives. Position: loop_at (first element of the round) and
- * step. */
+/* The ring algorithms, as primitives. Position: loop_at (first element of the round) and step. */
 #include "kernels.h"
 
 enum { ALIGN = 16 }; /* elements */
@@ -66,21 +65,6 @@ static bool next_chunk(struct hn_task *t, struct hn_prim *p, int steps)
     if (t->loop_at >= t->end)
         return false;
     p->count = min_size(t->chunk, t->end - t->loop_at);
-    return true;
-}
-
-/* Chunk after chunk, and the two ways are independent: reductions run ahead of results. */
-static bool next_tree(struct hn_task *t, struct hn_prim *p)
-{
-    if (!next_chunk(t, p, 1))
-        return false;
-    t->step++;
-    p->recv = t->nfrom > 0;
-    p->send = t->nto > 0;
-    p->reduce = t->way == HN_UP && p->recv;
-    p->src = t->way == HN_UP ? at_c(t, t->src, t->loop_at) : NULL;
-    p->last = t->way == HN_UP && t->root == t->rank;
-    p->dst = t->way == HN_DOWN || p->last ? at(t, t->dst, t->loop_at) : NULL;
     return true;
 }
 
@@ -160,7 +144,7 @@ bool hn_schedule_next(struct hn_task *t, struct hn_prim *p)
     *p = (struct hn_prim){0};
     switch (t->func) {
     case HN_ALLREDUCE:
-        return t->way == HN_AROUND ? next_allreduce(t, p) : next_tree(t, p);
+        return next_allreduce(t, p);
     case HN_REDUCESCATTER:
         return next_reducescatter(t, p);
     case HN_ALLGATHER:

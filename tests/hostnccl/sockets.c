@@ -17,7 +17,7 @@
 
 #include "util.h"
 
-socklen_t hn_sockets_sockaddr(const struct hn_addr *addr, struct sockaddr_storage *out)
+static socklen_t sockets_sockaddr(const struct hn_addr *addr, struct sockaddr_storage *out)
 {
     memset(out, 0, sizeof(*out));
     if (addr->family == AF_INET6) {
@@ -166,7 +166,7 @@ int hn_sockets_nics(struct hn_nic *nics, int max)
 int hn_sockets_listen(struct hn_addr *addr)
 {
     struct sockaddr_storage sa;
-    socklen_t len = hn_sockets_sockaddr(addr, &sa);
+    socklen_t len = sockets_sockaddr(addr, &sa);
     int one = 1;
     int fd = socket(addr->family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0)
@@ -195,11 +195,11 @@ int hn_sockets_connect(const struct hn_addr *to, const struct hn_addr *from)
         struct hn_addr local = *from;
         local.port = 0;
         setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &one, sizeof(one));
-        socklen_t len = hn_sockets_sockaddr(&local, &sa);
+        socklen_t len = sockets_sockaddr(&local, &sa);
         if (bind(fd, (struct sockaddr *)&sa, len))
             rc = -errno;
     }
-    socklen_t len = hn_sockets_sockaddr(to, &sa);
+    socklen_t len = sockets_sockaddr(to, &sa);
     if (!rc && connect(fd, (struct sockaddr *)&sa, len) && errno != EINPROGRESS)
         rc = -errno;
     if (rc) {

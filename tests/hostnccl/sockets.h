@@ -29,7 +29,6 @@ int hn_sockets_nics(struct hn_nic *nics, int max);
 int hn_sockets_parse(const char *text, struct hn_addr *out);
 void hn_sockets_format(const struct hn_addr *addr, char *text, size_t size);
 
-socklen_t hn_sockets_sockaddr(const struct hn_addr *addr, struct sockaddr_storage *out);
 /* Non-blocking listening socket; the port chosen is written back. Fd or -errno. */
 int hn_sockets_listen(struct hn_addr *addr);
 /* Non-blocking connection under way, bound to `from` unless NULL. Fd or -errno. */

@@ -4,7 +4,7 @@
 
 #include "perf.h"
 
-size_t perf_data_size(ncclDataType_t type)
+static size_t data_size(ncclDataType_t type)
 {
     static const unsigned char sizes[ncclNumTypes] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
     return sizes[type];
@@ -58,10 +58,10 @@ static void put(unsigned char *at, ncclDataType_t type, double real, uint64_t wh
         bits = small_float(real, 5, 2);
         break;
     default:
-        memcpy(at, &whole, perf_data_size(type));
+        memcpy(at, &whole, data_size(type));
         return;
     }
-    memcpy(at, &bits, perf_data_size(type));
+    memcpy(at, &bits, data_size(type));
 }
 
 static double get_float(const unsigned char *at, ncclDataType_t type)
@@ -89,7 +89,7 @@ static double get_float(const unsigned char *at, ncclDataType_t type)
     default:
         break;
     }
-    memcpy(&bits, at, perf_data_size(type));
+    memcpy(&bits, at, data_size(type));
     int bias = (1 << (eb - 1)) - 1, exp = (int)(bits >> mb) & ((1 << eb) - 1);
     double mant = (double)(bits & ((1u << mb) - 1)) / (1 << mb);
     double value = exp ? ldexp(1 + mant, exp - bias) : ldexp(mant, 1 - bias);
@@ -113,7 +113,7 @@ static int exact_bits(ncclDataType_t type)
     case ncclFloat8e5m2:
         return 3;
     default:
-        return 8 * (int)perf_data_size(type);
+        return 8 * (int)data_size(type);
     }
 }
 
@@ -143,13 +143,13 @@ static double fold_float(ncclRedOp_t op, double a, double b)
 
 static int64_t as_signed(ncclDataType_t type, uint64_t v)
 {
-    int shift = 64 - 8 * (int)perf_data_size(type);
+    int shift = 64 - 8 * (int)data_size(type);
     return (int64_t)(v << shift) >> shift;
 }
 
 static bool less(ncclDataType_t type, uint64_t a, uint64_t b)
 {
-    int shift = 64 - 8 * (int)perf_data_size(type);
+    int shift = 64 - 8 * (int)data_size(type);
     if (type == ncclInt8 || type == ncclInt32 || type == ncclInt64)
         return as_signed(type, a) < as_signed(type, b);
     return a << shift < b << shift;
@@ -171,7 +171,7 @@ static uint64_t fold_whole(ncclDataType_t type, ncclRedOp_t op, uint64_t a, uint
 
 void perf_data_init(struct perf_data *d, const struct perf_options *o, int nranks)
 {
-    *d = (struct perf_data){.type = o->type, .es = perf_data_size(o->type), .nranks = nranks};
+    *d = (struct perf_data){.type = o->type, .es = data_size(o->type), .nranks = nranks};
     d->inputs = malloc((size_t)nranks * PERF_PERIOD * d->es);
     d->result = malloc(PERF_PERIOD * d->es);
     if (!d->inputs || !d->result)

@@ -112,7 +112,6 @@ struct perf_data {
     unsigned char *inputs; /* [nranks][PERIOD] elements */
     unsigned char *result; /* [PERIOD]: all inputs reduced */
 };
-size_t perf_data_size(ncclDataType_t type);
 void perf_data_init(struct perf_data *d, const struct perf_options *o, int nranks);
 void perf_data_fill(const struct perf_data *d, void *to, const unsigned char *table, size_t first,
                     size_t count, uint64_t iteration);
@@ -160,7 +159,6 @@ void perf_ops_in_place(const struct perf *p, const struct perf_shape *s, void **
 /* run.c */
 void perf_run_table(struct perf *p);
 void perf_run_loop(struct perf *p);
-void perf_run_sum(struct perf *p, double *values, int count); /* over all ranks, in place */
 double perf_run_now(void);
 
 /* watch.c: the time limit. */

@@ -37,7 +37,8 @@ static void wait_done(struct perf *p)
     }
 }
 
-void perf_run_sum(struct perf *p, double *values, int count)
+/* Over all ranks, in place. */
+static void run_sum(struct perf *p, double *values, int count)
 {
     size_t bytes = (size_t)count * sizeof(double);
     perf_watch_begin("agreement of the ranks", bytes, 0);
@@ -84,7 +85,7 @@ static size_t checked_one(struct perf *p, const struct perf_shape *s, void *send
     perf_ops_fill(p, s, send, recv, in_place, iteration);
     if (p->o.duration > 0 && p->o.factor > 0) {
         double barrier = 0; /* large data: ranks take unlike times to fill them */
-        perf_run_sum(p, &barrier, 1);
+        run_sum(p, &barrier, 1);
     }
     double start = perf_run_now();
     one(p, s, send, recv, true, iteration);
@@ -121,7 +122,7 @@ static struct perf_result measure(struct perf *p, const struct perf_shape *s, bo
     for (int i = 0; i < p->o.warmup; i++)
         one(p, s, send, recv, true, (uint64_t)i);
     double barrier = 0;
-    perf_run_sum(p, &barrier, 1);
+    run_sum(p, &barrier, 1);
     double cpu = cpu_now();
     timed(p, s, send, recv, in_place, &seconds, &wrong);
     cpu = cpu_now() - cpu;
@@ -129,7 +130,7 @@ static struct perf_result measure(struct perf *p, const struct perf_shape *s, bo
         wrong += checked_one(p, s, send, recv, in_place, &took);
     int iters = p->o.iters > 0 ? p->o.iters : 1;
     double sums[3] = {seconds / iters, cpu / iters, (double)wrong};
-    perf_run_sum(p, sums, 3);
+    run_sum(p, sums, 3);
     r.seconds = sums[0] / p->ranks.nranks;
     r.cpu = sums[1];
     r.wrong = wrong_of(p, sums[2], wrong);
@@ -202,7 +203,7 @@ void perf_run_loop(struct perf *p)
         int each = p->ranks.nranks <= SLOWEST_OF ? p->ranks.nranks : 0;
         if (each)
             sums[4 + p->ranks.rank] = seconds;
-        perf_run_sum(p, sums, 4 + each); /* all ranks stop together, when rank 0 says so */
+        run_sum(p, sums, 4 + each); /* all ranks stop together, when rank 0 says so */
         more = sums[3] == 0;
         struct perf_result r = {.seconds = sums[0] / p->ranks.nranks,
                                 .cpu = sums[2],

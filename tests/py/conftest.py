@@ -251,7 +251,6 @@ class RunBounded(Protocol):
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         code: int | None = 0,
-        stdin: str = "",
     ) -> Finished: ...
 
 
@@ -269,22 +268,15 @@ def run_process(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     code: int | None = 0,
-    stdin: str = "",
 ) -> Finished:
     """Run a command in a process group of its own; fail the test when it is still running after
     `timeout` seconds, or ends with another code than `code` (None: any). `env` is added to the
     environment. Output goes through files: a child that keeps a pipe open cannot hang us."""
     words = tuple(str(word) for word in command)
-    with (
-        tempfile.TemporaryFile() as feed,
-        tempfile.TemporaryFile() as out,
-        tempfile.TemporaryFile() as err,
-    ):
-        feed.write(stdin.encode())
-        feed.seek(0)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
             words,
-            stdin=feed,
+            stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
             cwd=cwd,

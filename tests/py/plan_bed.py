@@ -49,7 +49,7 @@ def preloaded(
 
 @contextmanager
 def _started(
-    build: Build, name: str, argv: Sequence[str], ranks: int, grace: float, env: dict[str, str]
+    build: Build, name: str, argv: Sequence[str], ranks: int, grace: float
 ) -> Iterator[Job]:
     """Ranks of a Python program under the shim, with plans."""
     spec = LaunchSpec(
@@ -64,7 +64,6 @@ def _started(
             "R2CCL_REAL_NCCL": str(build.host_nccl / "libnccl.so.2"),
             "R2CCL_MODE": "optimal",  # direct, whatever is measured
             "R2CCL_PLAN_HOLD": "1",
-            **env,
         },
     )
     running = start(spec, echo=False)
@@ -74,14 +73,12 @@ def _started(
         running.kill()
 
 
-def floats(
-    build: Build, name: str, folder: Path, pause: float, grace: float, env: dict[str, str]
-) -> AbstractContextManager[Job]:
-    """Ranks of plan_worker.py; what they got goes to `folder`. grace: seconds that the others may
-    run on after one has failed."""
+def floats(build: Build, name: str, folder: Path) -> AbstractContextManager[Job]:
+    """Ranks of plan_worker.py; what they got goes to `folder`. The others may run on for 30 s after
+    one has failed."""
     folder.mkdir(exist_ok=True)
-    argv = (str(ROOT / "tests/py/plan_worker.py"), str(folder), str(pause))
-    return _started(build, name, argv, RANKS, grace, env)
+    argv = (str(ROOT / "tests/py/plan_worker.py"), str(folder), "10")
+    return _started(build, name, argv, RANKS, 30)
 
 
 def processes(name: str) -> list[Process]:
@@ -101,7 +98,7 @@ def working(
 ) -> AbstractContextManager[Job]:
     """Ranks of a worker, which keep a file of what they got in `folder`."""
     argv = (str(ROOT / "tests/py" / worker), str(folder), *words)
-    return _started(build, name, argv, ranks, LaunchSpec.grace, {})
+    return _started(build, name, argv, ranks, LaunchSpec.grace)
 
 
 def sized(name: str, ranks: int) -> list[Comm]:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from segment_bed import StartWriter, Writer, program, start_writer, until
+from segment_bed import StartWriter, Writer, start_writer, until
 
 from r2ccl_ctl import control, gc, paths
 from r2ccl_ctl.control import Command, Selection, list_processes, select, send_command
@@ -38,14 +38,6 @@ def slot_states(writer: Writer) -> list[int]:
 
 
 # The layout
-
-
-def test_event_names_are_those_of_c() -> None:
-    if not program().is_file():
-        pytest.skip(f"{program()}: not there; run `make native`")
-    run = subprocess.run([program(), "--names"], capture_output=True, timeout=20, check=True)
-    rows = (line.split() for line in run.stdout.decode().splitlines())
-    assert {int(number): word for number, word in rows} == layout().enum("r2_seg_event", "R2_EV_")
 
 
 def test_python_and_c_agree_on_sizes(start_writer: StartWriter) -> None:

@@ -22,7 +22,7 @@ __all__ = ["start_writer"]
 def test_queries_name_metrics_that_exist(start_writer: StartWriter) -> None:
     writer = start_writer()
     page = exporter.page(Selection(), directory=writer.path.parent).decode()
-    printed = {re.split(r"[{ ]", line)[0] for line in page.splitlines() if line[:1] != "#"}
+    printed = {re.split(r"[{ ]", line.removeprefix("# TYPE "))[0] for line in page.splitlines()}
     board = json.loads((ROOT / "docs/examples/grafana.json").read_text(encoding="utf-8"))
     panels = board["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels) >= 8

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -152,6 +153,53 @@ def test_ranks_of_other_hosts_are_behind(
     assert [(row["node"], row["behind"], row["ranks_seen"]) for row in rows] == [
         ("h0", 0, 2), ("h1", 4, 2)
     ]  # fmt: skip
+
+
+def test_hosts_of_the_peers(nodes: Nodes, start_writer: StartWriter) -> None:
+    """This host knows h1 only, and h1 knows more. It answers without ssh, and another job's peers
+    are not followed."""
+    job = start_writer("--rank", "0", "--peer", "h1").job
+    start_writer("--peer", "h7", job=f"{job}-other")
+    nodes.start("h1", "--job", job, "--rank", "1", "--host", "h1", "--peer", "chatty")
+    for rank, peer in ((2, "nowhere"), (3, "-oX=y")):
+        nodes.start("chatty", "--job", job, "--rank", str(rank), "--host", "c", "--peer", peer)
+    words = ("--hosts", "peers", "--job", job)
+    document = json.loads(nodes.run("status", *words, "--json").stdout)
+    assert sorted(row["rank"] for row in document["processes"]) == [0, 1, 2, 3]
+    hosts = {one["host"]: one["error"] for one in document["hosts"]}
+    assert list(hosts) == [socket.gethostname(), "h1", "chatty", "nowhere", "-oX=y"], hosts
+    assert "Could not resolve" in hosts.pop("nowhere")
+    assert "no host name" in hosts.pop("-oX=y") and not any(hosts.values())
+    done = nodes.run("status", *words, "--check")
+    assert done.returncode == verdict.UNKNOWN and "host nowhere does not answer" in done.stdout
+    done = nodes.run("ps", *words)
+    assert (
+        done.stdout.count("segment_writer") == 4 and "host nowhere does not answer" in done.stderr
+    )
+    text = nodes.run("top", *words, "--count", "1").stdout
+    assert text.startswith("5 hosts, 2 without an answer"), text
+
+
+def test_names_of_a_node_that_are_here_are_not_asked(
+    start_writer: StartWriter, tmp_path: Path
+) -> None:
+    """Emulated nodes, or containers that share /dev/shm."""
+    job = start_writer("--host", "n0", "--peer", "n1").job
+    start_writer("--host", "n1", "--peer", "n0")
+    done = call("status", "--hosts", "peers", "--job", job, "--via", "false", "--json")
+    document = json.loads(done.stdout)
+    assert [(one["processes"], one["error"]) for one in document["hosts"]] == [(2, "")]
+
+
+def test_peers_of_nobody() -> None:
+    words = ("--hosts", "peers", "--job", "nobody")
+    for command in ("status", "ps"):
+        text = call(command, *words, code=1).output
+        assert "no process with job nobody uses R2CCL here" in text, text
+    done = call("status", *words, "--check", code=verdict.UNKNOWN)
+    assert done.stdout.startswith("R2CCL UNKNOWN: --hosts peers: no process")
+    assert "stands alone" in call("top", "--hosts", "peers,h1", code=2).output
+    assert "is for ps, status and top" in call("doctor", "--hosts", "peers", code=2).output
 
 
 @pytest.mark.parametrize(

@@ -98,13 +98,13 @@ def test_addresses_are_unique(variant: str) -> None:
 
 
 def test_routes_of_variants() -> None:
-    routed = LabSpec(nics=(3,), variant="routed").node_routes(0, 1)
+    routed = LabSpec(nics=(3,), variant="routed").node_routes(1)
     assert [r.destination for r in routed] == ["10.1.0.0/24", "10.3.0.0/24"]
     assert {r.gateway for r in routed} == {"10.2.0.254"}
     default = LabSpec(nics=(2,), variant="default-route")
-    assert [r.destination for r in default.node_routes(0, 0)] == ["default"]
-    assert default.node_routes(0, 1) == []
-    assert LabSpec().node_routes(0, 0) == []
+    assert [r.destination for r in default.node_routes(0)] == ["default"]
+    assert default.node_routes(1) == []
+    assert LabSpec().node_routes(0) == []
 
 
 def test_names_of_labs_do_not_overlap() -> None:

@@ -29,6 +29,7 @@ from test_health import LONG
 from r2ccl_ctl import control, exporter
 from r2ccl_ctl.control import Selection
 from r2ccl_ctl.errors import R2Error, R2UsageError
+from r2ccl_ctl.journal import read_all
 from r2ccl_ctl.rows import Comm
 
 __all__ = ["start_writer"]
@@ -49,7 +50,7 @@ def value(page: dict[str, Metric], name: str, **labels: str) -> float:
     """The one series of this name that has these labels."""
     (found,) = [
         sample.value
-        for sample in page[name.removesuffix("_total")].samples
+        for sample in page[re.sub("_(total|count)$", "", name)].samples
         if sample.name == name and labels.items() <= sample.labels.items()
     ]
     return float(found)
@@ -69,7 +70,7 @@ def test_every_metric_is_typed_and_explained(start_writer: StartWriter) -> None:
     assert full.keys() == empty.keys()
     for name, metric in full.items():
         assert re.fullmatch(r"r2ccl_[a-z0-9_]+", name) and metric.documentation.endswith(".")
-        assert metric.type in ("counter", "gauge")
+        assert metric.type in ("counter", "gauge", "histogram")
         assert all(s.name.endswith("_total") == (metric.type == "counter") for s in metric.samples)
     assert [m.name for m in empty.values() if m.samples] == [
         "r2ccl_up", "r2ccl_processes", "r2ccl_segments_unreadable",
@@ -142,6 +143,10 @@ def test_failures_are_counted(build: Build) -> None:
         page = parsed(exporter.page(Selection(pid=pair.tx.segment.pid)).decode())
         return value(page, name, **labels)
 
+    def waited() -> int:
+        events = read_all(control.find(pair.tx.segment.pid))
+        return sum(one.event == "resume" and one.cause != "was idle" for one in events)
+
     with running_pair(build.path, *LONG, nics=loopback(2)) as pair:
         pair.moving()
         before = at("r2ccl_sent_bytes_total")
@@ -157,7 +162,29 @@ def test_failures_are_counted(build: Build) -> None:
             low = pair.tx.counter(key)
             shown = at(f"r2ccl_{name}_total")
             assert low <= shown <= pair.tx.counter(key), name
+        until(lambda: at("r2ccl_resume_seconds_count") >= 1, "traffic has resumed", 60)
+        assert at("r2ccl_failover_seconds_count") == at("r2ccl_failovers_total") >= 1
+        until(lambda: at("r2ccl_resume_seconds_count") == waited(), "as the journal says")
         pair.finish()
+
+
+def test_times_are_histograms(start_writer: StartWriter) -> None:
+    """Buckets include the smaller ones; the sum is in seconds. Two processes of one name add up."""
+    snapshot = start_writer().process.snapshot()
+    times = {"us": 2_500_000, "count": [0, 2, *[0] * 8, 1]}
+    snapshot = replace(snapshot, times={"failover": times, "resume": snapshot.times["resume"]})
+    families = exporter.Families()
+    for _ in range(2):
+        exporter.add_process(families, snapshot)
+    found = {metric.name: metric for metric in families.metrics()}
+    buckets = {
+        sample.labels.get("le", sample.name): sample.value
+        for sample in found["r2ccl_failover_seconds"].samples
+    }
+    assert buckets["0.001"] == 0 and buckets["0.003"] == buckets["30.0"] == 4
+    assert buckets["+Inf"] == buckets["r2ccl_failover_seconds_count"] == 6
+    assert buckets["r2ccl_failover_seconds_sum"] == 5
+    assert {sample.value for sample in found["r2ccl_resume_seconds"].samples} == {0}
 
 
 @pytest.mark.parametrize("how", ["end", "kill"])
@@ -381,7 +408,9 @@ def test_segments_that_cannot_be_read(start_writer: StartWriter, tmp_path: Path)
 
 def test_the_document_names_every_metric_and_no_other() -> None:
     text = (ROOT / "docs/monitoring.md").read_text(encoding="utf-8")
-    named = {name.removesuffix("_total") for name in re.findall(r"\br2ccl_[a-z0-9_]+\b", text)}
+    named = {
+        re.sub("_(total|bucket)$", "", name) for name in re.findall(r"\br2ccl_[a-z0-9_]+\b", text)
+    }
     there = set(of_job("nobody"))
     named -= {"r2ccl_perf", "r2ccl_ctl"}
     assert named == there, f"not documented: {there - named}; do not exist: {named - there}"

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 def test_a_rank_is_killed_while_a_plan_is_made(build: Build, tmp_path: Path, pause_ms: int) -> None:
     """Rank 0 leads; it dies in some runs. What is left of a communicator ends by an abort."""
     name, victim = f"plan-death-{pause_ms}", pause_ms // 10 % 2 * 3
-    with floats(build, name, tmp_path / "out", 10, 30, {}) as running:
+    with floats(build, name, tmp_path / "out") as running:
         until(lambda: len(plans(name, RANKS)) == 2 * RANKS, "the ranks meet", 60)
         lose(name)
         time.sleep(pause_ms / 1000)
@@ -45,7 +45,7 @@ def test_a_rank_stops_while_a_plan_is_made(
 ) -> None:
     """A stopped process is no failure: the others wait, and the plan comes."""
     name = f"plan-stop-{rank}-{pause_ms}"
-    with floats(build, name, tmp_path / "out", 10, 30, {}) as running:
+    with floats(build, name, tmp_path / "out") as running:
         until(lambda: len(plans(name, RANKS)) == 2 * RANKS, "the ranks meet", 60)
         lose(name)
         time.sleep(pause_ms / 1000)
@@ -66,7 +66,7 @@ def test_a_rank_stops_while_a_plan_is_made(
 def test_a_job_ends_while_a_plan_is_made(build: Build, tmp_path: Path, ahead: int) -> None:
     """All ranks destroy their communicators, so many operations after a loss."""
     name, out = f"plan-end-{ahead}", tmp_path / "out"
-    with floats(build, name, out, 10, 30, {}) as running:
+    with floats(build, name, out) as running:
         until(lambda: len(plans(name, RANKS)) == 2 * RANKS, "the ranks meet", 60)
         lose(name)
         end_at(out, "stop", ahead + 10)
@@ -76,7 +76,7 @@ def test_a_job_ends_while_a_plan_is_made(build: Build, tmp_path: Path, ahead: in
 def test_two_communicators_take_their_plans(build: Build, tmp_path: Path) -> None:
     """Each has its own; ranks are in another order in the second one."""
     name, out = "plan-two", tmp_path / "out"
-    with floats(build, name, out, 10, 30, {}) as running:
+    with floats(build, name, out) as running:
         until(lambda: len(plans(name, RANKS)) == 2 * RANKS, "the ranks meet", 60)
         lose(name)
         until(

@@ -79,12 +79,11 @@ def test_the_known_table_on_many_nodes(simgrid: None, p: int, left: float, direc
     assert ratio("direct", p, left, rounds=64) == pytest.approx(direct, rel=0.02)
 
 
-@pytest.mark.parametrize(("left", "slow"), [(0.5, 1), (0.875, 3)])
-def test_groups_of_equal_nodes_take_the_time_of_the_nodes(
-    simgrid: None, left: float, slow: int
-) -> None:
-    every = ratio("direct", 8, left, slow, fold=False, rounds=32)
-    assert ratio("direct", 8, left, slow, rounds=32) == pytest.approx(every, rel=0.005)
+@pytest.mark.parametrize("slow", [3, 7])
+def test_groups_of_equal_nodes_take_the_time_of_the_nodes(simgrid: None, slow: int) -> None:
+    """Messages of a group count for each of its nodes: else 7 nodes beside one are 16 % off."""
+    every = ratio("direct", 8, 0.875, slow, fold=False, rounds=4)
+    assert ratio("direct", 8, 0.875, slow, rounds=4) == pytest.approx(every, rel=0.005)
 
 
 def test_r2ccl_allreduce_takes_about_what_its_authors_measured(simgrid: None) -> None:
@@ -121,7 +120,7 @@ def test_patterns_come_from_the_seed_and_leave_each_node_a_nic() -> None:
 
 def test_patterns_of_a_file() -> None:
     cluster = Cluster(4, 2, B)
-    found = simulate.read_patterns("# two\n3:0 2:1\n\n0:0 # one\n", cluster)
+    found = simulate.read_patterns("# two\n3:0 2:1 3:0\n\n0:0 # one\n", cluster)
     assert found == [frozenset({(3, 0), (2, 1)}), frozenset({(0, 0)})]
     for text, wrong in {
         "3-0": "line 1: '3-0' is no NODE:NIC",

@@ -1,5 +1,6 @@
 """`trace`: spans and counters from made-up journals (rung 1), and from a job on loopback NICs (rung
-3). That Perfetto shows them well was looked at by hand."""
+3). Each keeps to the rules of the trace event format. That Perfetto shows them well was looked at
+by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, Build, missing
+from test_validate import record_of
+from trace_rules import problems
 
+from r2ccl_ctl.cli import trace_cmds
 from r2ccl_ctl.control import Process
 from r2ccl_ctl.demo.stage import sweep
 from r2ccl_ctl.journal import Event
@@ -72,22 +76,10 @@ def test_a_loss_without_a_fault() -> None:
     assert one.begin_ns == 3000 * MS and stages(one) == {"detected": 3000}
 
 
-def balanced(rows: list[dict[str, Any]]) -> bool:
-    """Each span that begins ends, and not before."""
-    open_: dict[tuple[Any, ...], float] = {}
-    for row in rows:
-        key = (row.get("cat"), row.get("id"), row["pid"], row["name"])
-        if row["ph"] == "b":
-            open_[key] = row["ts"]
-        elif row["ph"] == "e" and open_.pop(key, 1e18) > row["ts"]:
-            return False
-    return not open_
-
-
 def test_document() -> None:
     found = document(LOSS, [Sample(100 * MS, "hb", "sent by eth0", "Mbit/s", 8.0)], ["a note"])
     rows = found["traceEvents"]
-    assert balanced(rows) and json.loads(json.dumps(found)) == found
+    assert problems(json.dumps(found)) == []
     names = {(r["pid"], r["tid"]): r["args"]["name"] for r in rows if r["ph"] == "M"}
     assert names == {(1, 0): "host ha", (2, 0): "host hb", (1, 10): "rank 0", (2, 20): "rank 1"}
     assert sum(r["ph"] == "i" for r in rows) == len(LOSS)
@@ -96,12 +88,69 @@ def test_document() -> None:
     assert found["otherData"]["notes"] == ["a note"]
 
 
+def span(ph: str, ts: float, **more: Any) -> dict[str, Any]:
+    return {"name": "a", "cat": "c", "ph": ph, "ts": ts, "pid": 1, "tid": 10, **more}
+
+
+BREAKS: dict[str, list[dict[str, Any]]] = {
+    "lacks cat": [{"name": "a", "ph": "i", "ts": 1, "pid": 1, "tid": 10, "s": "t"}],
+    "lacks dur": [span("X", 1)],
+    "lacks id": [span("b", 1), span("e", 2)],
+    "lacks s": [span("i", 1)],
+    "s is g, p or t": [span("i", 1, s="x")],
+    "ph 'Q' is not known": [span("Q", 1)],
+    "ts is a time": [span("i", -1, s="t")],
+    "dur is a time": [span("X", 1, dur=-1)],
+    "pid and tid": [span("i", 1, s="t", tid="10")],
+    "NaN is no JSON": [span("C", 1, args={"x": float("nan")})],
+    "a counter's args": [span("C", 1, args={"x": "1"})],
+    "comes after": [span("C", 2, args={"x": 1}), span("C", 2, args={"x": 1})],
+    "its args change": [span("C", 1, args={"x": 1}), span("C", 2, args={"y": 1})],
+    "no metadata event": [{"name": "rank", "ph": "M", "pid": 1, "tid": 0, "args": {"name": "x"}}],
+    "does not end": [span("b", 1, id=7)],
+    "not what has begun last": [span("e", 1, id=7)],
+    "a does not end": [span("B", 1)],
+    "a ends, and is not": [span("B", 1), span("B", 2, name="b"), span("E", 3), span("E", 4)],
+    "process 9 has no name": [span("C", 1, pid=9, args={"x": 1})],
+    "thread 99 of process 1": [span("i", 1, s="t", tid=99)],
+    "given twice": [{"name": "process_name", "ph": "M", "pid": 1, "tid": 0,
+                     "args": {"name": "x"}}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", BREAKS)
+def test_what_breaks_the_rules_is_found(said: str) -> None:
+    found = document(LOSS)
+    found["traceEvents"] += BREAKS[said]
+    assert any(said in text for text in problems(json.dumps(found))), problems(json.dumps(found))
+
+
+def test_spans_in_a_thread_may_nest() -> None:
+    found = document(LOSS)
+    found["traceEvents"] += [span("B", 1), span("X", 1, dur=1), span("E", 2)]
+    assert problems(json.dumps(found)) == []
+
+
 def test_rates() -> None:
     rows = [(0, {"eth0": 0.0}), (10**9, {"eth0": 1e6}), (2 * 10**9, {"eth0": 1e6, "eth1": 5.0})]
     found = rates("h", rows, "Mbit/s", "sent by", 8e-6)
     assert [(s.ns, s.name, s.value) for s in found] == [
         (10**9, "sent by eth0", 8.0), (2 * 10**9, "sent by eth0", 0.0),
     ]  # fmt: skip
+
+
+def test_counters_of_the_same_name_stay_apart() -> None:
+    """Two jobs have a rank 0 on one host, and each two communicators that are called alike."""
+    counters: trace_cmds.Counters = {}
+    other = replace(A, name="c", pid=11)
+    nics = [{"name": "eth0", "tx_bytes": 5}]
+    comms = [{"name": "dp", "id": id_ * 16, "operations": 1, "bus_bytes": 9} for id_ in "ab"]
+    for ns in range(4):
+        for process in (A, other):
+            trace_cmds._count(counters, ns, process, nics, comms)
+    samples = trace_cmds._samples(counters)
+    assert len({sample.name for sample in samples}) == 2 * (1 + 2 + 2)
+    assert problems(json.dumps(document(LOSS, samples))) == []
 
 
 def trace(*args: str) -> subprocess.CompletedProcess[str]:
@@ -130,13 +179,15 @@ def test_of_a_job(build: Build, tmp_path: Path) -> None:
             (tmp_path / "until").touch()
             popen.wait(60)
     assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-    assert balanced(rows)
+    text = (tmp_path / "t.json").read_text()
+    assert problems(text) == []
+    rows = json.loads(text)["traceEvents"]
     spans = {row["name"].split(" to ")[0] for row in rows if row["ph"] == "b"}
     assert "failover 127.0.1.1" in spans and "resumed" in spans, spans
     counters = [row for row in rows if row["ph"] == "C"]
     assert any(row["args"].get("Mbit/s", 0) > 0 for row in counters)
     assert any(row["args"].get("per second", 0) > 0 for row in counters), "no communicator"
+    assert any(row["args"].get("GB/s", 0) > 0 for row in counters), "no bus bandwidth"
     sweep(job)
 
 
@@ -165,7 +216,9 @@ def test_of_two_hosts(build: Build, tmp_path: Path, lab_rights: None) -> None:
                 (tmp_path / "until").touch()
                 popen.wait(60)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "t.json").read_text())
+    text = (tmp_path / "t.json").read_text()
+    assert problems(text) == []
+    found = json.loads(text)
     rows = found["traceEvents"]
     assert {row["pid"] for row in rows if row["ph"] == "b"} == {1, 2}
     assert [note[:14] for note in found["otherData"]["notes"]] == [
@@ -174,6 +227,18 @@ def test_of_two_hosts(build: Build, tmp_path: Path, lab_rights: None) -> None:
     ]
     assert any(row["ph"] == "C" and row["pid"] == 2 for row in rows)
     sweep(name)
+
+
+def test_of_a_case_of_validate(tmp_path: Path) -> None:
+    record = tmp_path / "one.json"
+    record.write_text(json.dumps(record_of("one")))
+    done = trace("--record", str(record), "-o", str(tmp_path / "t.json"))
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "t.json").read_text()
+    assert problems(text) == []
+    units = {word for row in json.loads(text)["traceEvents"] if row["ph"] == "C"
+             for word in row["args"]}  # fmt: skip
+    assert units == {"Mbit/s", "bus GB/s"}
 
 
 def test_usage(tmp_path: Path) -> None:

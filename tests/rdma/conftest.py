@@ -37,9 +37,17 @@ def standin() -> Iterator[StandIn]:
 def booted_one(request: pytest.FixtureRequest, work: Work) -> Iterator[Bed]:
     if any("standin" in getattr(item, "fixturenames", ()) for item in request.session.items):
         request.getfixturevalue("standin")  # runs while the guest boots
-    with beds.one(work.built("one")) as guest:
-        bed = Bed("one", {"a": guest, "b": guest})
-        yield bed
+    bed = Bed("one", {})
+    boot(bed, work)
+    yield bed
+    bed.guest("a0").close()
+
+
+def boot(bed: Bed, work: Work) -> None:
+    """Boots bed `one`, also in place of a guest whose kernel stands still."""
+    guest = beds.one(work.built("one"))
+    bed.nodes = {"a": guest, "b": guest}
+    bed.removals.clear()
 
 
 @pytest.fixture(scope="session")
@@ -53,13 +61,17 @@ def mended(bed: Bed) -> Iterator[Bed]:
     """A bed that the test may break; its kernel must be well afterwards."""
     ill = len(bed.illness())
     yield bed
+    if any(guest.dead for guest in bed.guests()):
+        return  # the test has failed by it
     bed.mend()
     assert not bed.illness()[ill:], f"the guest's kernel: {bed.illness()[ill:]}"
 
 
 @pytest.fixture
-def one(booted_one: Bed) -> Iterator[Bed]:
+def one(booted_one: Bed, work: Work) -> Iterator[Bed]:
     """Two emulated nodes in one guest."""
+    if booted_one.guest("a0").dead:
+        boot(booted_one, work)
     yield from mended(booted_one)
 
 
@@ -72,3 +84,11 @@ def two(booted_two: Bed) -> Iterator[Bed]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What is asked of the stand-in comes last, when its answers are there."""
     items.sort(key=lambda item: item.path.name == "test_conformance.py")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Of tests that passed at a later try only: what failed at first."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.write_sep("-", f"failed and tried again: {report.nodeid}")
+        for line in report.longreprtext.splitlines()[-60:]:
+            terminalreporter.write_line(line[:400])

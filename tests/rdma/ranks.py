@@ -251,8 +251,9 @@ def running(
     except GuestError as error:
         pytest.fail(f"{error}\n{ranks.text()}", pytrace=False)
     finally:
-        for job in jobs:
-            if job.code is None:
-                job.kill()
-        for guest in bed.guests():
-            guest.run("rm -f /dev/shm/*")
+        if not any(guest.dead for guest in bed.guests()):
+            for job in jobs:
+                if job.code is None:
+                    job.kill()
+            for guest in bed.guests():
+                guest.run("rm -f /dev/shm/*")

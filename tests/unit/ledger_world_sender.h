@@ -284,23 +284,6 @@ static void sender_ack(uint64_t off, uint64_t len, bool all)
     expect_sender();
 }
 
-static void sender_nack(const struct chunk_msg *c)
-{
-    uint64_t want = 0;
-
-    for (uint32_t i = 0; i < w.tx_count; i++) {
-        struct ref_tx *t = &w.tx[i];
-
-        if (!t->lost && t->c.off == c->off && t->c.len == c->len && t->c.path == c->path &&
-            t->c.gen == c->gen && !ref_tx_over(t)) {
-            want = ref_lose(t);
-            break;
-        }
-    }
-    CHECK_EQ(r2_send_nack(&w.send, c->off, c->len, c->path, c->gen), want);
-    expect_sender();
-}
-
 static void step_control(struct path *p)
 {
     unsigned i;
@@ -320,9 +303,6 @@ static void step_control(struct path *p)
         break;
     case CTRL_ACK_ALL:
         sender_ack(0, w.total, true);
-        break;
-    case CTRL_NACK:
-        sender_nack(&m.about);
         break;
     }
 }

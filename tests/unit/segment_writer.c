@@ -1,10 +1,9 @@
 /* A process with a control segment and no network: the tests of r2ccl-ctl run against it.
  *
  * Usage: segment_writer [--seconds N] [--job NAME] [--rank R] [--nics K] [--plan P] [--deaf]
- *                       [--names]
  * Opens a segment, fills every table, journals, answers commands until N seconds have passed or
  * stdin ends; then closes in order. Prints "ready NAME-OF-THE-OBJECT" first. --deaf never answers;
- * --names prints the events' names and ends; --plan: a number of enum r2_seg_plan.
+ * --plan: a number of enum r2_seg_plan.
  *
  * A line "OFFSET HEX" on stdin: these bytes go into its own rows there, and are published; "done".
  */
@@ -40,6 +39,7 @@ struct options {
     int rank;
     int nics;
     bool deaf;
+    const char *peer; /* its host */
 };
 
 static const char *nic_name(int nic)
@@ -141,11 +141,11 @@ static int on_command(void *arg, const struct r2_control_cmd *cmd, char *result,
     }
 }
 
-static void fill(struct writer *w)
+static void fill(struct writer *w, const char *peer_host)
 {
     int peer = r2_control_peer_add(
         w->ctl, &(struct r2_control_peer){
-                    .process_id = {7}, .host = "node-b", .pid = 4711, .state = R2_SEG_PEER_UP});
+                    .process_id = {7}, .host = peer_host, .pid = 4711, .state = R2_SEG_PEER_UP});
 
     r2_control_peer_connections(w->ctl, peer, 4, R2_SEG_DIR_BOTH);
     for (int nic = 0; nic < w->nics; nic++) {
@@ -233,22 +233,20 @@ static void run(struct writer *w, const struct options *options)
     }
 }
 
-static int print_names(void)
-{
-    for (int event = R2_EV_NONE; event <= R2_EV_NIC_HEALTHY; event++)
-        printf("%d %s\n", event, r2_control_event_name((enum r2_seg_event)event));
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"seconds", required_argument, NULL, 's'}, {"job", required_argument, NULL, 'j'},
-        {"rank", required_argument, NULL, 'r'},    {"nics", required_argument, NULL, 'k'},
-        {"plan", required_argument, NULL, 'p'},    {"deaf", no_argument, NULL, 'd'},
-        {"names", no_argument, NULL, 'n'},         {NULL, 0, NULL, 0},
+        {"seconds", required_argument, NULL, 's'},
+        {"job", required_argument, NULL, 'j'},
+        {"rank", required_argument, NULL, 'r'},
+        {"nics", required_argument, NULL, 'k'},
+        {"plan", required_argument, NULL, 'p'},
+        {"deaf", no_argument, NULL, 'd'},
+        {"host", required_argument, NULL, 'h'},
+        {"peer", required_argument, NULL, 'o'},
+        {NULL, 0, NULL, 0},
     };
-    struct options options = {.seconds = 20, .job = "test-job", .rank = -1, .nics = 2};
+    struct options options = {20, "test-job", -1, 2, false, "node-b"};
     struct r2_control_info info = {.host = "node-a", .mode = "auto"};
     struct writer w = {0};
     int opt, rc;
@@ -270,11 +268,15 @@ int main(int argc, char **argv)
         case 'p':
             info.plan = (enum r2_seg_plan)atoi(optarg);
             break;
+        case 'h':
+            info.host = optarg;
+            break;
+        case 'o':
+            options.peer = optarg;
+            break;
         case 'd':
             options.deaf = true;
             break;
-        case 'n':
-            return print_names();
         default:
             return 2;
         }
@@ -287,7 +289,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "segment_writer: no shared memory: %s\n", strerror(-rc));
         return 1;
     }
-    fill(&w);
+    fill(&w, options.peer);
     printf("ready %s\n", r2_control_name(w.ctl));
     fflush(stdout);
     run(&w, &options);

@@ -184,6 +184,23 @@ static void test_row_minus_one(void)
     close_and_remove(ctl);
 }
 
+/* A bucket holds what takes as long as it says, and no longer. */
+static void test_times(void)
+{
+    struct r2_seg_times times = {0};
+
+    r2_count_time(&times, 0);
+    r2_count_time(&times, UINT64_C(1000) * R2_SEG_WITHIN_1MS);
+    r2_count_time(&times, UINT64_C(1000) * (R2_SEG_WITHIN_1MS + 1));
+    r2_count_time(&times, UINT64_C(1000) * R2_SEG_WITHIN_30S);
+    r2_count_time(&times, UINT64_C(1000) * (R2_SEG_WITHIN_30S + 1));
+    CHECK_EQ(times.us, 2 * R2_SEG_WITHIN_1MS + 2 * R2_SEG_WITHIN_30S + 2);
+    CHECK_EQ(times.count[0], 2);
+    CHECK_EQ(times.count[1], 1);
+    CHECK_EQ(times.count[R2_SEG_TIMES - 2], 1);
+    CHECK_EQ(times.count[R2_SEG_TIMES - 1], 1);
+}
+
 static void test_nic_rows(void)
 {
     struct r2_control *ctl = open_one();
@@ -349,15 +366,6 @@ static void test_journal_keeps_the_newer(void)
     CHECK_EQ(seg->events[1].bytes, 99);
     CHECK_EQ(seg->counters.journal_dropped, 1);
     close_and_remove(ctl);
-}
-
-static void test_event_names(void)
-{
-    for (int i = R2_EV_NONE; i <= R2_EV_NIC_HEALTHY; i++) {
-        CHECK(strcmp(r2_control_event_name((enum r2_seg_event)i), "unknown") != 0);
-    }
-    CHECK_STR(r2_control_event_name(R2_EV_NIC_DOWN), "nic-down");
-    CHECK_STR(r2_control_event_name((enum r2_seg_event)9999), "unknown");
 }
 
 static int child_writes(struct r2_control *ctl)
@@ -585,12 +593,12 @@ static const struct check_test tests[] = {
     {"group", test_group},
     {"hidden_works", test_hidden_works},
     {"row_minus_one", test_row_minus_one},
+    {"times", test_times},
     {"nic_rows", test_nic_rows},
     {"peers_and_paths", test_peers_and_paths},
     {"journal_wraps", test_journal_wraps},
     {"journal_slot_taken", test_journal_slot_taken},
     {"journal_keeps_the_newer", test_journal_keeps_the_newer},
-    {"event_names", test_event_names},
     {"fork_child_is_inert", test_fork_child_is_inert},
     {"lock_dies_with_process", test_lock_dies_with_process},
     {"exit_is_an_end", test_exit_is_an_end},

@@ -277,7 +277,7 @@ static const struct check_test tests[] = {
 
 static void unlink_node(void)
 {
-    const char *name = r2_locate_nodeseg() ? r2_nodeseg_name(r2_locate_nodeseg()) : NULL;
+    const char *name = r2_locate_seg ? r2_nodeseg_name(r2_locate_seg) : NULL;
 
     if (name)
         shm_unlink(name);
@@ -304,7 +304,7 @@ int main(int argc, char **argv)
     snprintf(host, sizeof(host), "test-adopt-%d", (int)getpid());
     start_other();
     remote_engine(NICS, env);
-    if (!r2_locate_nodeseg()) {
+    if (!r2_locate_seg) {
         printf("skip: no POSIX shared memory here\n");
         return CHECK_SKIPPED;
     }

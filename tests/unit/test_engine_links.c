@@ -13,7 +13,7 @@ static bool alone; /* only the first NIC is on lo */
 
 static bool link_is(bool up)
 {
-    return r2_eng.nic_state[0].link_up == up && (alone || r2_eng.nic_state[1].link_up == up);
+    return r2_nic_is_up(0) == up && (alone || r2_nic_is_up(1) == up);
 }
 
 static void wait_link(bool up)
@@ -187,7 +187,7 @@ static void test_loss(void)
 
 static bool trusted(int nic)
 {
-    return atomic_load(&r2_eng.nic_state[nic].trusted);
+    return r2_nic_trusted(nic);
 }
 
 /* Nobody needs the tables. */

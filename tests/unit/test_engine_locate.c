@@ -432,10 +432,10 @@ static void test_hint_about_a_drained_nic(void)
 static void test_word_lost(void)
 {
     begin();
-    r2_nicstate_located(0, false, "a test", r2_now_ns());
+    r2_nicstate_located(0, UINT64_MAX, "a test", r2_now_ns());
     fake_fail(path_of(&y, 1), ECONNRESET, false); /* the word stood in its outbox */
     wait_nic_word(&y, 0, 0);
-    r2_nicstate_located(0, true, "a test", r2_now_ns());
+    r2_nicstate_located(0, 0, "a test", r2_now_ns());
     CHECK(remote_path(&y, 1, 0));
     remote_forget(path_of(&y, 1));
     remote_forget(path_of(&y, 2));
@@ -445,13 +445,13 @@ static void test_word_lost(void)
 static void test_good_word_lost(void)
 {
     begin();
-    r2_nicstate_located(0, false, "a test", r2_now_ns());
+    r2_nicstate_located(0, UINT64_MAX, "a test", r2_now_ns());
     wait_nic_word(&x, 0, 0);
     for (int i = 1; i < NICS; i++) {
         remote_forget(path_of(&x, i));
         remote_forget(path_of(&y, i));
     }
-    r2_nicstate_located(0, true, "a test", r2_now_ns());
+    r2_nicstate_located(0, 0, "a test", r2_now_ns());
     fake_fail(path_of(&x, 1), ECONNRESET, false); /* with the good word in its outbox */
     wait_nic_word(&x, 0, 1);                      /* over the path that is left */
     end();

@@ -316,7 +316,7 @@ static void test_not_read(void)
 
 static void forgive(int nic)
 {
-    r2_nicstate_forgive(nic, true, r2_now_ns());
+    r2_nicstate_forgive(nic, r2_now_ns());
 }
 
 static void set_penalty(double penalty)

@@ -97,8 +97,8 @@ static void tick(int moment)
 {
     r2_nic_transport(PORT, 1, true, "port up", r2_now_ns());
     r2_niclink_look(PORT, r2_now_ns());
-    r2_nicstate_located(PORT, false, "a verdict", r2_now_ns());
-    atomic_store(&r2_eng.nic_state[PORT].located, false); /* which nobody sees to any more */
+    r2_nicstate_located(PORT, UINT64_MAX, "a verdict", r2_now_ns());
+    atomic_store(&r2_eng.nic_state[PORT].recover_at, 0); /* which nobody sees to any more */
     held = 0;
     left = moment;
     r2_nicstate_tick(r2_now_ns());
@@ -121,7 +121,7 @@ static void say_deaf(int moment)
 static void start(int moment)
 {
     r2_nic_transport(PORT, 1, true, "port up", r2_now_ns());
-    *port() = (struct r2_nic_state){.row = -1, .link_up = true, .word = R2_NIC_USABLE};
+    *port() = (struct r2_nic_state){.row = -1, .place = R2_PLACE_UP, .word = R2_NIC_USABLE};
     r2_local.nics[PORT].link_up = true;
     held = 0;
     left = moment;
@@ -141,18 +141,18 @@ static void read_health(int nic)
 static bool goes_down_at(int moment, void (*meanwhile)(int moment))
 {
     CHECK(remote_command(is_down, PORT));
-    CHECK(!port()->link_up);
+    CHECK(!r2_nic_is_up(PORT));
     CHECK_EQ(row_link(), R2_SEG_LINK_DOWN);
     atomic_store(&went_down, false);
     CHECK(remote_command(meanwhile, moment));
     CHECK(remote_command(read_health, PORT));
     if (!atomic_load(&went_down)) {
-        CHECK(port()->link_up);
+        CHECK(r2_nic_is_up(PORT));
         CHECK_EQ(row_link(), R2_SEG_LINK_UP);
         CHECK_NE(atomic_load(&health), R2_HEALTH_FAILED);
         return false;
     }
-    CHECK_MSG(!port()->link_up, "moment %d", moment);
+    CHECK_MSG(!r2_nic_is_up(PORT), "moment %d", moment);
     CHECK_MSG(row_link() == R2_SEG_LINK_DOWN, "moment %d", moment);
     CHECK_MSG(r2_nic_word(PORT) == R2_NIC_DOWN, "moment %d", moment);
     CHECK_MSG(atomic_load(&health) == R2_HEALTH_FAILED, "moment %d: %s", moment,

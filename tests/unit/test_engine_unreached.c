@@ -110,9 +110,9 @@ static void count_in(int nic)
 
 static void wait_trusted(int nic)
 {
-    for (int ms = 0; ms < WAIT_MS && !atomic_load(&r2_eng.nic_state[nic].trusted); ms++)
+    for (int ms = 0; ms < WAIT_MS && !r2_nic_trusted(nic); ms++)
         fake_sleep_ms(1);
-    CHECK(atomic_load(&r2_eng.nic_state[nic].trusted));
+    CHECK(r2_nic_trusted(nic));
 }
 
 /* Of weight 0, or drained. */

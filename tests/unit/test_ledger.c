@@ -81,7 +81,7 @@ static void test_send_plain(void)
     struct r2_chunk c;
 
     r2_send_init(&l, 1000);
-    CHECK(!r2_send_idle(&l) && !r2_send_complete(&l) && !r2_send_reading(&l));
+    CHECK(!r2_send_idle(&l) && !r2_send_complete(&l));
     CHECK(!r2_send_next(&l, 127, 3, 9, 0, &c));
     c = next(&l, 300, 3, 9); /* 300 is no multiple of 128 */
     expect_chunk(c, 0, 256);
@@ -110,9 +110,9 @@ static void test_send_plain(void)
     CHECK_EQ(r2_send_released(&l, 256, 256, 4, 1), -ENOENT);
     CHECK_EQ(r2_send_released(&l, 256, 512, 4, 1), 0);
     CHECK_EQ(r2_send_released(&l, 768, 128, 3, 9), 0);
-    CHECK(r2_send_reading(&l) && !r2_send_complete(&l));
+    CHECK(!r2_send_complete(&l));
     CHECK_EQ(r2_send_released(&l, 896, 104, 3, 9), 0);
-    CHECK(!r2_send_reading(&l) && r2_send_complete(&l));
+    CHECK(r2_send_complete(&l));
     r2_send_free(&l);
 }
 
@@ -178,7 +178,6 @@ static void test_send_path_down(void)
     CHECK_EQ(replayed.bytes, 5 + 2 * KIB);
     CHECK_EQ(replayed.chunks, 1 + 2);
     CHECK_EQ(r2_send_waiting_bytes(&l), 6 * KIB);
-    CHECK(r2_send_reading(&l));
     expect_chunk(next(&l, 512, 1, 3), 0, 512);       /* lowest first, before anything new */
     expect_chunk(next(&l, 4 * KIB, 1, 3), 512, 512); /* not across what is in flight */
     CHECK_EQ(r2_send_path_down(&l, 1, 4, NULL), 3 * KIB);
@@ -200,32 +199,6 @@ static void test_send_path_down(void)
     }
     CHECK_EQ(r2_send_released(&l, 0, 512, 1, 3), 0);
     CHECK_EQ(r2_send_released(&l, 512, 512, 1, 3), 0);
-    CHECK(r2_send_complete(&l));
-    r2_send_free(&l);
-}
-
-static void test_send_nack(void)
-{
-    struct reports got = {0};
-    struct r2_send_ledger l;
-
-    r2_send_init(&l, 2 * KIB);
-    next(&l, KIB, 0, 1);
-    next(&l, KIB, 1, 1);
-    CHECK_EQ(r2_send_nack(&l, 0, KIB, 1, 1), 0);
-    CHECK_EQ(r2_send_nack(&l, 0, KIB, 0, 2), 0);
-    CHECK_EQ(r2_send_nack(&l, 128, KIB, 0, 1), 0);
-    CHECK_EQ(r2_send_ack(&l, 0, 256, NULL, NULL), 256);
-    CHECK_EQ(r2_send_nack(&l, 0, KIB, 0, 1), KIB - 256);
-    CHECK_EQ(r2_send_nack(&l, 0, KIB, 0, 1), 0); /* repeated: harmless */
-    expect_chunk(next(&l, KIB, 0, 1), 256, KIB - 256);
-    CHECK_EQ(r2_send_ack_all(&l, collect, &got), 2 * KIB - 256);
-    CHECK_EQ(got.count, 2);
-    CHECK_EQ(r2_send_nack(&l, KIB, KIB, 1, 1), 0); /* all acknowledged: nothing to send again */
-    CHECK_EQ(r2_send_released(&l, 0, KIB, 0, 1), 0);
-    CHECK_EQ(r2_send_released(&l, 256, KIB - 256, 0, 1), 0);
-    CHECK(!r2_send_complete(&l));
-    CHECK_EQ(r2_send_released(&l, KIB, KIB, 1, 1), 0);
     CHECK(r2_send_complete(&l));
     r2_send_free(&l);
 }
@@ -427,36 +400,17 @@ static void test_recv_walks(void)
     struct r2_recv_ledger l;
 
     r2_recv_init(&l, 8192);
-    r2_recv_missing(&l, walk_one, &w);
-    CHECK_EQ(w.count, 1);
-    CHECK_EQ(w.list[0].end, 8192);
     CHECK_EQ(r2_recv_set_total(&l, 4000), 0);
     for (unsigned i = 0; i < 3; i++) {
         CHECK_EQ(r2_recv_claim(&l, 512 + 1024 * i, 256, (uint16_t)(i % 2), 5 + i, 0), 0);
     }
-    CHECK_EQ(r2_recv_claims_on(&l, 0, 4), 0);
-    CHECK_EQ(r2_recv_claims_on(&l, 0, 5), 1);
-    CHECK_EQ(r2_recv_claims_on(&l, 0, 7), 2);
-    CHECK_EQ(r2_recv_claims_on(&l, 1, 9), 1);
-    CHECK_EQ(r2_recv_claims_on(&l, 2, 9), 0);
     for (unsigned i = 0; i < 3; i++) {
         CHECK_EQ(r2_recv_done(&l, 512 + 1024 * i, 256, (uint16_t)(i % 2), 5 + i), 0);
     }
-    w = (struct walk){0};
     r2_recv_arrived(&l, walk_one, &w);
     CHECK_EQ(w.count, 3);
     CHECK_EQ(w.list[2].off, 512 + 2048);
     CHECK_EQ(w.list[2].end, 768 + 2048);
-    w = (struct walk){0};
-    r2_recv_missing(&l, walk_one, &w);
-    CHECK_EQ(w.count, 4);
-    CHECK_EQ(w.list[0].off, 0);
-    CHECK_EQ(w.list[0].end, 512);
-    CHECK_EQ(w.list[3].off, 768 + 2048);
-    CHECK_EQ(w.list[3].end, 4000);
-    w = (struct walk){.stop_after = 2};
-    r2_recv_missing(&l, walk_one, &w);
-    CHECK_EQ(w.count, 2);
     w = (struct walk){.stop_after = 1};
     r2_recv_arrived(&l, walk_one, &w);
     CHECK_EQ(w.count, 1);
@@ -469,7 +423,6 @@ static const struct check_test tests[] = {
     {"send_partial_acks", test_send_partial_acks},
     {"send_bad_acks", test_send_bad_acks},
     {"send_path_down", test_send_path_down},
-    {"send_nack", test_send_nack},
     {"send_empty", test_send_empty},
     {"send_many", test_send_many},
     {"send_huge", test_send_huge},

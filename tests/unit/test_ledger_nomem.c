@@ -90,9 +90,7 @@ static void sender_step(struct r2_send_ledger *l)
         }
         break;
     default:
-        if (check_below(4)) {
-            NO_MEMORY_NEEDED(r2_send_nack(l, off, 128, path, 1));
-        } else {
+        if (check_below(4) == 0) {
             NO_MEMORY_NEEDED(r2_send_path_down(l, path, 1, NULL));
         }
     }

@@ -16,13 +16,13 @@
 #define BIG (1 << 20) /* floats: an operation that plans are for */
 #define FLOAT 7
 
-static r2_nccl_comm make(struct r2_comm **entry)
+static r2_nccl_comm make(struct r2_comm **entry, int ranks)
 {
     struct r2_nccl_id id;
     r2_nccl_comm comm;
 
     CHECK_EQ(ncclGetUniqueId(&id), 0);
-    CHECK_EQ(ncclCommInitRank(&comm, 2, id, 1), 0);
+    CHECK_EQ(ncclCommInitRank(&comm, ranks, id, 1), 0);
     *entry = r2_comms_hold(comm);
     CHECK(*entry && (*entry)->follow);
     return comm;
@@ -56,7 +56,7 @@ static void test_counted_before_it_hangs(void)
     r2_nccl_comm comm;
     pthread_t thread;
 
-    comm = make(&entry);
+    comm = make(&entry, 2);
     noop.hang(1);
     CHECK_EQ(pthread_create(&thread, NULL, run_group, comm), 0);
     AWAIT(atomic_load(&comm->inside));
@@ -73,6 +73,7 @@ static void counted(struct r2_comm *entry, uint64_t collectives, uint64_t p2p)
     CHECK_EQ(r2_agree_index(entry->follow->agree), collectives);
     CHECK_EQ(r2_comm_row(entry)->operations, collectives);
     CHECK_EQ(r2_comm_row(entry)->p2p, p2p);
+    CHECK_EQ(r2_comm_row(entry)->bus_bytes, collectives * 4 * BIG); /* of two ranks */
 }
 
 /* refuse: the call of the group that NCCL does; 0: none, -1: its end. */
@@ -98,7 +99,7 @@ static void test_refused_is_not_counted(void)
     struct r2_comm *entry;
     r2_nccl_comm comm;
 
-    comm = make(&entry);
+    comm = make(&entry, 2);
     CHECK_EQ(group_of_three(comm, 0, 0), 0);
     counted(entry, 2, 1);
     for (int refuse = 1; refuse <= 3; refuse++) {
@@ -116,7 +117,29 @@ static void test_refused_is_not_counted(void)
     end(entry, comm);
 }
 
+/* As nccl-tests counts: NCCL's count is of the whole at an AllReduce, of a part at an AllGather. */
+static void test_bus_bytes(void)
+{
+    struct r2_comm *entry;
+    r2_nccl_comm comm;
+    uint64_t bytes = 4 * BIG;
+
+    comm = make(&entry, 4);
+    CHECK_EQ(reduce(comm, BIG), 0);
+    CHECK_EQ(r2_comm_row(entry)->bus_bytes, bytes * 3 / 2);
+    CHECK_EQ(ncclAllGather(NULL, NULL, BIG, FLOAT, comm, NULL), 0);
+    CHECK_EQ(r2_comm_row(entry)->bus_bytes, bytes * 9 / 2);
+    CHECK_EQ(ncclBroadcast(NULL, NULL, BIG, FLOAT, 0, comm, NULL), 0);
+    CHECK_EQ(r2_comm_row(entry)->bus_bytes, bytes * 11 / 2);
+    noop.next_result(R2_NCCL_ARGUMENT);
+    CHECK_EQ(reduce(comm, BIG), R2_NCCL_ARGUMENT);
+    CHECK_EQ(ncclSend(NULL, BIG, FLOAT, 0, comm, NULL), 0);
+    CHECK_EQ(r2_comm_row(entry)->bus_bytes, bytes * 11 / 2);
+    end(entry, comm);
+}
+
 static const struct check_test tests[] = {
+    {"bus_bytes", test_bus_bytes},
     {"counted_before_it_hangs", test_counted_before_it_hangs},
     {"refused_is_not_counted", test_refused_is_not_counted},
     {0},

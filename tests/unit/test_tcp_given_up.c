@@ -1,7 +1,7 @@
 /* What a process says to one that it has given up, over real sockets on loopback (rung 3): two
- * processes, so that each has a secret of its own. With one process at both ends, which
- * test_tcp_gone.c has, a tag under the wrong one of the two would do. What it cannot prove: two
- * hosts. */
+ * processes, so that each has a secret of its own; in one, a tag under the wrong one of the two
+ * would do. Who may say it is test_tcp_proof.c's, when it is heeded test_engine_liveness.c's. What
+ * it cannot prove: two hosts. */
 #define _GNU_SOURCE
 #include <errno.h>
 

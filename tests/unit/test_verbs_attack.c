@@ -100,7 +100,7 @@ static void test_removal_during_replay(void)
     command("restore", first, "");
     command("restore", second, "");
     for (int nic = 0; nic < 2; nic++)
-        r2_nicstate_forgive(nic, true, r2_now_ns());
+        r2_nicstate_forgive(nic, r2_now_ns());
     bed_until_paths(bed.tx, 2);
     fill(1);
     post(&send, &recv);
@@ -157,7 +157,7 @@ static void failing_registration(bool of_sender)
     r2_eng.ops->remote_keys((*late)->keys, keys);
     CHECK_EQ(keys[1], 0);
     one_port(0, "1 up");
-    r2_nicstate_forgive(0, true, r2_now_ns());
+    r2_nicstate_forgive(0, r2_now_ns());
     bed_until_paths(bed.tx, 2);
     fill(3);
     post(&send, &recv);

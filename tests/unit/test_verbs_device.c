@@ -267,8 +267,8 @@ static void changed_meanwhile(const char *const *change, const char *attr, int v
     for (int ms = 0; ms < BED_WAIT_MS && bed_attr(attr) != value; ms++)
         bed_ms(1);
     CHECK_EQ(bed_attr(attr), value);
-    r2_nicstate_forgive(0, true, r2_now_ns());
-    r2_nicstate_forgive(1, true, r2_now_ns());
+    r2_nicstate_forgive(0, r2_now_ns());
+    r2_nicstate_forgive(1, r2_now_ns());
     bed_until_paths(bed.tx, 2);
 }
 
@@ -322,8 +322,8 @@ static void until_attr(const char *name, int value)
 
 static void paths_again(void)
 {
-    r2_nicstate_forgive(0, true, r2_now_ns());
-    r2_nicstate_forgive(1, true, r2_now_ns());
+    r2_nicstate_forgive(0, r2_now_ns());
+    r2_nicstate_forgive(1, r2_now_ns());
     bed_until_paths(bed.tx, 2);
 }
 

@@ -51,7 +51,7 @@ static uint32_t carries(int nic)
 
 static void until_carries(int nic, bool does)
 {
-    r2_nicstate_forgive(nic, true, r2_now_ns()); /* of the tests before */
+    r2_nicstate_forgive(nic, r2_now_ns()); /* of the tests before */
     for (int ms = 0; ms < BED_WAIT_MS && (carries(nic) != 0) != does; ms++)
         bed_ms(1);
     CHECK_MSG((carries(nic) != 0) == does, "NIC %d should%s carry", nic, does ? "" : " not");
@@ -152,7 +152,7 @@ static struct r2_ep *again(void)
         until_carries(0, false);
         bed_script("!chaos cmd_us=30000");
         bed_script("!port fv0 1 up");
-        r2_nicstate_forgive(0, true, r2_now_ns());
+        r2_nicstate_forgive(0, r2_now_ns());
         found = being_made();
     }
     CHECK(found);
@@ -227,7 +227,7 @@ static void of_port(const char *verb, int port, const char *what)
 /* The NIC's path is another one than that. */
 static void until_anew(int nic, uint32_t gen)
 {
-    r2_nicstate_forgive(nic, true, r2_now_ns());
+    r2_nicstate_forgive(nic, r2_now_ns());
     for (int ms = 0; ms < BED_WAIT_MS && (!carries(nic) || carries(nic) == gen); ms++)
         bed_ms(1);
     CHECK(carries(nic));
@@ -453,7 +453,7 @@ static void test_events_while_queues_go(void)
     until = r2_now_ns() + 2 * R2_NS_PER_S;
     for (int turn = 0; r2_now_ns() < until; turn++) {
         for (int nic = 0; nic < 2; nic++)
-            r2_nicstate_forgive(nic, true, r2_now_ns());
+            r2_nicstate_forgive(nic, r2_now_ns());
         message(turn); /* over sockets, if it must be */
     }
     atomic_store(&enough, true);

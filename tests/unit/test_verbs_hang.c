@@ -67,7 +67,7 @@ static void test_from_the_beginning(void)
     message(2);
     bed_script("!unhang");
     for (int nic = 0; nic < 2; nic++)
-        r2_nicstate_forgive(nic, true, r2_now_ns());
+        r2_nicstate_forgive(nic, r2_now_ns());
     bed_until_paths(bed.tx, 2);
     for (int ms = 0; ms < BED_WAIT_MS && sockets(); ms++)
         bed_ms(1);

@@ -33,7 +33,7 @@ static void lose(int kind)
 static void both_again(void)
 {
     for (int nic = 0; nic < 2; nic++)
-        r2_nicstate_forgive(nic, true, r2_now_ns());
+        r2_nicstate_forgive(nic, r2_now_ns());
     bed_until_paths(bed.tx, 2);
 }
 

@@ -97,7 +97,7 @@ static void back(void)
 {
     uint64_t until = r2_now_ns() + 2 * BED_WAIT_MS * R2_NS_PER_MS;
 
-    r2_nicstate_forgive(0, true, r2_now_ns()); /* it flapped in the tests before this one */
+    r2_nicstate_forgive(0, r2_now_ns()); /* it flapped in the tests before this one */
     while (!carries() && r2_now_ns() < until)
         bed_ms(2);
     CHECK(carries());
@@ -234,7 +234,7 @@ static void end_paths(const char *script)
     for (int ms = 0; ms < BED_WAIT_MS && carries(); ms++)
         bed_ms(1);
     CHECK(!carries());
-    r2_nicstate_forgive(0, true, r2_now_ns());
+    r2_nicstate_forgive(0, r2_now_ns());
     bed_script(script);
     bed_script("!port fv0 1 up");
 }

@@ -148,7 +148,7 @@ static void test_again_and_again(void)
         until_key(dmr, 0, true);
         until_key(dmr, 1, true);
         for (int nic = 0; nic < 2; nic++)
-            r2_nicstate_forgive(nic, true, r2_now_ns()); /* it flaps, and would be left alone */
+            r2_nicstate_forgive(nic, r2_now_ns()); /* it flaps, and would be left alone */
         bed_until_paths(bed.tx, 2);
         message(i + 100);
         if (i == 3) {
@@ -211,7 +211,7 @@ static bool second_carries(void)
 static void until_second(bool carries)
 {
     for (int ms = 0; ms < BED_WAIT_MS && second_carries() != carries; ms++) {
-        r2_nicstate_forgive(1, true, r2_now_ns());
+        r2_nicstate_forgive(1, r2_now_ns());
         bed_ms(1);
     }
     CHECK_EQ(second_carries(), carries);
@@ -348,7 +348,7 @@ static void test_keys_are_not_confirmed(void)
     CHECK_EQ(r2_engine_reg(bed.tx, out, SIZE, 1, &smr), 0);
     bed_script("!restore fv1");
     until_key(dmr, 1, true);
-    r2_nicstate_forgive(1, true, r2_now_ns()); /* it flapped in the tests before this one */
+    r2_nicstate_forgive(1, r2_now_ns()); /* it flapped in the tests before this one */
     bed_until_paths(bed.tx, 2);
     message(1);
     finish();
@@ -359,7 +359,7 @@ static void ends_well(void)
 {
     bed_script("!restore fv1");
     until_key(dmr, 1, true);
-    r2_nicstate_forgive(1, true, r2_now_ns());
+    r2_nicstate_forgive(1, r2_now_ns());
     bed_until_paths(bed.tx, 2);
     message(1);
     finish();
@@ -462,7 +462,7 @@ static void test_driver_waits_for_us(void)
         bed_ms(10);
     }
     CHECK(key(dmr, 1));
-    r2_nicstate_forgive(1, true, r2_now_ns()); /* it flapped in the tests before this one */
+    r2_nicstate_forgive(1, r2_now_ns()); /* it flapped in the tests before this one */
     bed_until_paths(bed.tx, 2);
     message(3);
     finish();
@@ -524,7 +524,7 @@ static void test_made_meanwhile(void)
     atomic_store(&caught, true);
     bed_script("!restore fv1");
     for (int ms = 0; ms < BED_WAIT_MS && !atomic_load(&waiting); ms++) {
-        r2_nicstate_forgive(1, true, r2_now_ns());
+        r2_nicstate_forgive(1, r2_now_ns());
         bed_ms(1);
     }
     CHECK_GT(atomic_load(&waiting), 0);

@@ -69,7 +69,7 @@ static void test_slow_or_frozen_and_alone(void)
     CHECK_EQ(r2_engine_isend(bed.tx, out, SIZE, 0, memory.out_mr, &send), 0);
     until_told(from, R2_EV_PATH_DOWN);
     CHECK_GE(bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, STALLED), 1);
-    r2_nicstate_forgive(0, true, r2_now_ns());
+    r2_nicstate_forgive(0, r2_now_ns());
     CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
     CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
     CHECK_MEM(in, out, SIZE);

@@ -318,7 +318,7 @@ static void *weather(void *arg)
                 mend(i, chance);
             else if (failing[i].what < 0 && r2_prng_below(chance, 20) == 0)
                 fail(i, chance);
-            r2_nicstate_forgive(i, true, r2_now_ns());
+            r2_nicstate_forgive(i, r2_now_ns());
         }
         bed_ms(2);
     }

@@ -2,7 +2,8 @@
 #include "engine/base/base.h"
 #include "engine/core/verdict.h"
 
-struct r2_engine r2_eng = {.lock = PTHREAD_MUTEX_INITIALIZER};
+struct r2_engine r2_eng = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                           .nic_lock = PTHREAD_MUTEX_INITIALIZER};
 
 int r2_nic_own(const struct r2_wire_addr *addr)
 {
@@ -16,10 +17,45 @@ int r2_nic_own(const struct r2_wire_addr *addr)
     return -1;
 }
 
-void r2_nic_met(int nic)
+enum r2_nicreach r2_nic_reach(int nic, enum r2_nicreach_event event)
 {
-    if (!atomic_load_explicit(&r2_eng.nic_state[nic].met, memory_order_relaxed))
-        atomic_store_explicit(&r2_eng.nic_state[nic].met, true, memory_order_relaxed);
+    unsigned char was = atomic_load(&r2_eng.nic_state[nic].reach), next;
+
+    do
+        next = (unsigned char)r2_nicreach_next(was, event);
+    while (!atomic_compare_exchange_weak(&r2_eng.nic_state[nic].reach, &was, next));
+    return (enum r2_nicreach)was;
+}
+
+struct r2_health r2_nic_health(int nic)
+{
+    struct r2_health health;
+
+    pthread_mutex_lock(&r2_eng.nic_lock);
+    health = r2_eng.nic_state[nic].health;
+    pthread_mutex_unlock(&r2_eng.nic_lock);
+    return health;
+}
+
+bool r2_nic_trusted(int nic)
+{
+    enum r2_health_state state = r2_nic_health(nic).state;
+
+    return state == R2_HEALTH_HEALTHY || state == R2_HEALTH_SUSPECT;
+}
+
+void r2_nic_forget(int nic)
+{
+    pthread_mutex_lock(&r2_eng.nic_lock);
+    r2_damp_clear(&r2_eng.nic_state[nic].damp);
+    pthread_mutex_unlock(&r2_eng.nic_lock);
+}
+
+void r2_nic_journal(int nic, enum r2_seg_event event, const char *cause)
+{
+    struct r2_control_event ev = {.event = event, .nic = r2_nic_name(nic), .cause = cause};
+
+    r2_control_journal(r2_eng.ctl, &ev);
 }
 
 int r2_nic_meeting(void)
@@ -29,7 +65,7 @@ int r2_nic_meeting(void)
     for (int i = 0; i < r2_local.n; i++) {
         if (r2_local.nics[i].bare)
             continue;
-        if (r2_eng.nic_state[i].link_up && !atomic_load(&r2_eng.nic_state[i].addr_gone))
+        if (r2_nic_is_up(i))
             return i;
         first = first < 0 ? i : first;
     }

@@ -9,15 +9,27 @@
 int r2_nic_meeting(void);
 /* The NIC that has this address, -1: none, it is another node's. */
 int r2_nic_own(const struct r2_wire_addr *addr);
-/* A path over the NIC has proven itself, to a peer that is not on this node. */
-void r2_nic_met(int nic);
+/* What it was before the event. */
+enum r2_nicreach r2_nic_reach(int nic, enum r2_nicreach_event event);
+struct r2_health r2_nic_health(int nic);
+/* It is usable, and has not just come back. */
+bool r2_nic_trusted(int nic);
+/* Its failures count no more; if they kept it out of use, the next tick ends that. */
+void r2_nic_forget(int nic);
 /* Fills r2_eng.near, once the NICs are known. */
 void r2_near_find(void);
+static inline bool r2_nic_is_up(int nic)
+{
+    return atomic_load(&r2_eng.nic_state[nic].place) == R2_PLACE_UP;
+}
+
 /* What peers are told about it. */
 static inline enum r2_nic_word r2_nic_word(int nic)
 {
     return (enum r2_nic_word)atomic_load(&r2_eng.nic_state[nic].word);
 }
+
+void r2_nic_journal(int nic, enum r2_seg_event event, const char *cause);
 
 static inline const char *r2_nic_name(int nic)
 {

@@ -92,7 +92,7 @@ static void send_remove(struct r2_send_ledger *l, uint32_t i)
     l->count--;
 }
 
-/* Room in the queue for everything that path_down and nack may ever put there. Two neighbouring
+/* Room in the queue for everything that path_down may ever put there. Two neighbouring
  * ranges of the queue are separated by at least one acknowledged range or one record in flight,
  * and none of these separates two pairs: so acked + records + 1 ranges are enough. */
 static int send_reserve_queue(struct r2_send_ledger *l, size_t acked, size_t records)
@@ -260,7 +260,6 @@ int r2_send_released(struct r2_send_ledger *l, uint64_t off, uint32_t len, uint1
 {
     struct r2_send_rec *recs = send_recs(l);
 
-    /* Equal keys (nacked and sent again the same way) are released oldest first. */
     for (uint32_t i = send_lower(l, off); i < l->count && recs[i].off == off; i++) {
         struct r2_send_rec *rec = &recs[i];
 
@@ -418,26 +417,6 @@ uint64_t r2_send_path_down(struct r2_send_ledger *l, uint16_t path, uint32_t gen
     }
     l->count = keep;
     return sum->bytes - before;
-}
-
-uint64_t r2_send_nack(struct r2_send_ledger *l, uint64_t off, uint32_t len, uint16_t path,
-                      uint32_t gen)
-{
-    struct r2_send_rec *recs = send_recs(l);
-
-    for (uint32_t i = send_lower(l, off); i < l->count && recs[i].off == off; i++) {
-        struct r2_send_rec *rec = &recs[i];
-
-        if (!rec->lost && rec->len == len && rec->path == path && rec->gen == gen) {
-            uint64_t bytes = send_lose(l, rec);
-
-            if (!rec->reading) {
-                send_remove(l, i);
-            }
-            return bytes;
-        }
-    }
-    return 0;
 }
 
 bool r2_send_complete(const struct r2_send_ledger *l)

@@ -8,7 +8,7 @@
  * Ownership: a ledger owns its arrays; free with *_free. Small messages allocate nothing.
  * Threads: the caller serialises access to one ledger.
  * Memory: only r2_send_next, r2_send_ack and r2_recv_claim can run short of it, and then nothing
- * has changed; what must happen when a path fails (path_down, nack, released, done, release)
+ * has changed; what must happen when a path fails (path_down, released, done, release)
  * never needs memory.
  */
 #ifndef R2_ENGINE_CORE_LEDGER_H
@@ -132,12 +132,6 @@ struct r2_send_replay {
 };
 uint64_t r2_send_path_down(struct r2_send_ledger *l, uint16_t path, uint32_t gen,
                            struct r2_send_replay *replay);
-/* The receiver dropped this chunk (r2_recv_claim said -EBUSY) although the path lives: the bytes
- * that are missing go back to the queue. Returns them: 0 when there was no such transmission in
- * flight, so a repeated nack is harmless. The result is for r2_pathrate_on_lost, too. */
-uint64_t r2_send_nack(struct r2_send_ledger *l, uint64_t off, uint32_t len, uint16_t path,
-                      uint32_t gen);
-
 /* Calls cb for every transmission that is not lost, with the bytes of it that are not acknowledged:
  * what an abandoned message leaves on its paths. */
 void r2_send_unacked(const struct r2_send_ledger *l, r2_send_report_fn cb, void *arg);
@@ -158,8 +152,6 @@ static inline bool r2_send_doubled(const struct r2_send_ledger *l)
 bool r2_send_on_path(const struct r2_send_ledger *l, uint16_t path);
 /* Nothing to hand out. */
 bool r2_send_idle(const struct r2_send_ledger *l);
-/* A lane may still read bytes of the buffer (for deregMr and close). */
-bool r2_send_reading(const struct r2_send_ledger *l);
 
 static inline uint64_t r2_send_acked_bytes(const struct r2_send_ledger *l)
 {
@@ -205,8 +197,7 @@ int r2_recv_set_total(struct r2_recv_ledger *l, uint64_t total);
  *   0        open, now claimed
  *   1        already done, all of it: drain it and acknowledge again
  *   -EBUSY   part of it is claimed or done. The sender must learn that this transmission is
- *            lost: either drain it and say so (r2_send_nack) once the bytes are open, or end the
- *            path, which fences and replays its generation
+ *            lost: end the path, which fences and replays its generation
  *   -EPROTO  out of bounds, not on chunk boundaries, or the total is not known yet
  *   -ENOMEM  as -EBUSY */
 int r2_recv_claim(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path, uint32_t gen,
@@ -229,16 +220,11 @@ static inline bool r2_recv_writing(const struct r2_recv_ledger *l)
 {
     return l->count > 0;
 }
-/* Number of claims held by the path with a generation of at most gen: 0 means fenced. */
-unsigned r2_recv_claims_on(const struct r2_recv_ledger *l, uint16_t path, uint32_t gen);
 /* Claim number i, 0 <= i < l->count, in no order; valid until the next change. */
 const struct r2_recv_claim *r2_recv_claim_at(const struct r2_recv_ledger *l, uint32_t i);
 
-/* Calls cb for every stretch that is not done, ascending, claimed ones included; up to the total,
- * or to the capacity while the total is unknown. cb returns false to stop. */
+/* Calls cb for every stretch that is done, ascending. cb returns false to stop. */
 typedef bool (*r2_range_fn)(void *arg, uint64_t off, uint64_t len);
-void r2_recv_missing(const struct r2_recv_ledger *l, r2_range_fn cb, void *arg);
-/* The same for every stretch that is done: what has arrived. */
 void r2_recv_arrived(const struct r2_recv_ledger *l, r2_range_fn cb, void *arg);
 /* All bytes below this are done (cumulative acknowledgement). */
 static inline uint64_t r2_recv_prefix(const struct r2_recv_ledger *l)

@@ -1,4 +1,4 @@
-/* What ledgers can tell: what is under way; claims of a path, what is missing, what has arrived. */
+/* What ledgers can tell: what is under way, what has arrived. */
 #include "engine/core/ledger.h"
 
 void r2_send_unacked(const struct r2_send_ledger *l, r2_send_report_fn cb, void *arg)
@@ -22,30 +22,6 @@ void r2_send_unacked(const struct r2_send_ledger *l, r2_send_report_fn cb, void 
     }
 }
 
-unsigned r2_recv_claims_on(const struct r2_recv_ledger *l, uint16_t path, uint32_t gen)
-{
-    unsigned n = 0;
-
-    for (uint32_t i = 0; i < l->count; i++) {
-        const struct r2_recv_claim *c = r2_recv_claim_at(l, i);
-
-        n += c->path == path && c->gen <= gen;
-    }
-    return n;
-}
-
-void r2_recv_missing(const struct r2_recv_ledger *l, r2_range_fn cb, void *arg)
-{
-    uint64_t end = l->total_known ? l->total : l->capacity;
-    uint64_t gap_end;
-
-    for (uint64_t at = 0; r2_ranges_gap(&l->done, &at, end, &gap_end); at = gap_end) {
-        if (!cb(arg, at, gap_end - at)) {
-            return;
-        }
-    }
-}
-
 void r2_recv_arrived(const struct r2_recv_ledger *l, r2_range_fn cb, void *arg)
 {
     for (uint32_t i = 0; i < l->done.count; i++) {
@@ -64,18 +40,6 @@ bool r2_send_on_path(const struct r2_send_ledger *l, uint16_t path)
     for (uint32_t i = 0; i < l->count; i++) {
         if (recs[i].path == path && (recs[i].reading || !recs[i].lost))
             return true;
-    }
-    return false;
-}
-
-bool r2_send_reading(const struct r2_send_ledger *l)
-{
-    const struct r2_send_rec *recs = l->heap ? l->heap : l->small;
-
-    for (uint32_t i = 0; i < l->count; i++) {
-        if (recs[i].reading) {
-            return true;
-        }
     }
     return false;
 }

@@ -1,38 +1,25 @@
 #include "engine/core/pathstate.h"
 
-struct row {
-    unsigned char state, event, next;
-};
-
-static unsigned find(const struct row *rows, unsigned n, unsigned state, unsigned event)
-{
-    for (unsigned i = 0; i < n; i++) {
-        if (rows[i].state == state && rows[i].event == event)
-            return rows[i].next;
-    }
-    return state;
-}
-
-#define NEXT(rows, state, event) find(rows, sizeof(rows) / sizeof((rows)[0]), state, event)
+#include "engine/core/machine.h"
 
 enum r2_path_state r2_path_next(enum r2_path_state state, enum r2_path_event event)
 {
-    static const struct row rows[] = {
+    static const struct r2_machine_row rows[] = {
 #define R2_PATH_NEXT(state, event, next) {R2_PATH_##state, R2_PATH_EV_##event, R2_PATH_##next},
 #include "engine/core/pathstate.def"
     };
 
-    return NEXT(rows, state, event);
+    return R2_MACHINE_NEXT(rows, state, event);
 }
 
 enum r2_path_past r2_past_next(enum r2_path_past past, enum r2_past_event event)
 {
-    static const struct row rows[] = {
+    static const struct r2_machine_row rows[] = {
 #define R2_PAST_NEXT(state, event, next) {R2_PAST_##state, R2_PAST_EV_##event, R2_PAST_##next},
 #include "engine/core/pathpast.def"
     };
 
-    return NEXT(rows, past, event);
+    return R2_MACHINE_NEXT(rows, past, event);
 }
 
 bool r2_past_carried(enum r2_path_past past)
@@ -47,10 +34,10 @@ bool r2_past_carried(enum r2_path_past past)
 
 enum r2_beat_state r2_beat_next(enum r2_beat_state state, enum r2_beat_event event)
 {
-    static const struct row rows[] = {
+    static const struct r2_machine_row rows[] = {
 #define R2_BEAT_NEXT(state, event, next) {R2_BEAT_##state, R2_BEAT_EV_##event, R2_BEAT_##next},
 #include "engine/core/beat.def"
     };
 
-    return NEXT(rows, state, event);
+    return R2_MACHINE_NEXT(rows, state, event);
 }

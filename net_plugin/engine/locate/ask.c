@@ -78,15 +78,12 @@ static bool is_third(const struct r2_round *r, struct r2_peer *p)
 
 void r2_round_ask(struct r2_round *r)
 {
-    struct r2_peer **peers;
-    int n, thirds = 0;
+    int thirds = 0;
 
     for (int i = 0; i < r->n_suspects && r->n_asks < R2_ASKS - 2; i++)
         ask(r, r->suspects[i].peer, &r->suspects[i], true);
-    peers = r2_peer_all(&n);
-    for (int i = 0; i < n; i++) {
-        struct r2_peer *p = peers[(i + (int)(r->id % (uint64_t)n)) % n];
-
+    R2_FOR_EACH_PEER_FROM(p, r->id)
+    {
         if (thirds < 2 && is_third(r, p)) {
             int before = r->n_asks;
 
@@ -94,9 +91,6 @@ void r2_round_ask(struct r2_round *r)
             thirds += r->n_asks - before;
         }
     }
-    for (int i = 0; i < n; i++)
-        r2_peer_put(peers[i]);
-    free(peers);
 }
 
 static int fill_seen(struct r2_round *r, struct r2_wire_seen *out, uint64_t now)
@@ -190,28 +184,27 @@ static bool is_said(const struct r2_peer *p, const struct r2_wire_addr *nic)
 
 static void tell_all(const struct r2_msg_verdict *m)
 {
-    struct r2_peer **peers;
-    bool said = false;
-    int n;
+    bool said = false, few = count_peers() <= R2_TELL_FEW;
 
-    peers = r2_peer_all(&n);
-    for (int i = 0; i < n && n > R2_TELL_FEW; i++) {
-        r2_peer_lock(peers[i]);
-        said |= is_said(peers[i], &m->nic);
-        r2_peer_unlock(peers[i]);
+    R2_FOR_EACH_PEER(p)
+    {
+        if (few)
+            break;
+        r2_peer_lock(p);
+        said |= is_said(p, &m->nic);
+        r2_peer_unlock(p);
     }
-    for (int i = 0; i < n; i++) {
+    if (said)
+        return;
+    R2_FOR_EACH_PEER(p)
+    {
         struct r2_msg_verdict mine = *m;
 
-        r2_peer_lock(peers[i]);
-        if (!said) {
-            r2_nicnews_hint(peers[i], &mine, r2_peer_now(peers[i]));
-            say(peers[i], -1, R2_F_VERDICT, &mine, sizeof(mine), NULL, 0);
-        }
-        r2_peer_unlock(peers[i]);
-        r2_peer_put(peers[i]);
+        r2_peer_lock(p);
+        r2_nicnews_hint(p, &mine, r2_peer_now(p));
+        say(p, -1, R2_F_VERDICT, &mine, sizeof(mine), NULL, 0);
+        r2_peer_unlock(p);
     }
-    free(peers);
 }
 
 void r2_tell_tick(uint64_t now)
@@ -247,19 +240,17 @@ static void note_carrier(struct r2_round *r, const struct r2_peer *p, uint8_t ca
     }
 }
 
-void r2_rounds_result(struct r2_peer *p, const uint8_t *body, uint64_t now)
+void r2_round_result(struct r2_round *r, struct r2_peer *p, const uint8_t *body, uint64_t now)
 {
     struct r2_msg_probe_result m;
-    struct r2_round *r;
     struct r2_ask *a = NULL;
 
     memcpy(&m, body, sizeof(m));
-    r = r2_round_find(m.round);
-    for (int i = 0; r && i < r->n_asks; i++) {
+    for (int i = 0; i < r->n_asks; i++) {
         if (memcmp(r->asks[i].process, p->id, 16) == 0)
             a = &r->asks[i];
     }
-    if (!a || a->heard) /* unasked, too late, or the same over another path */
+    if (!a || a->heard) /* unasked, or the same over another path */
         return;
     a->heard = true;
     if (a->end)

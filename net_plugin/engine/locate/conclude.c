@@ -19,11 +19,13 @@ static struct recent {
 } recent[RECENT];
 static unsigned next_recent;
 
-/* Local NICs that a verdict of ours took out of service. */
-static struct {
-    bool out;
-    uint64_t next, wait;
-} recover[R2_MAX_NICS];
+static uint64_t recover_wait[R2_MAX_NICS]; /* between questions whether the NIC works again */
+
+/* A verdict took the NIC out of service, and nothing has said since that it works. */
+static bool is_out(int nic)
+{
+    return atomic_load(&r2_eng.nic_state[nic].recover_at) != 0;
+}
 
 bool r2_verdict_recent(int lnic, const struct r2_wire_addr *addr, uint64_t now)
 {
@@ -101,10 +103,8 @@ static void take_out(int nic, const char *why, uint64_t now)
 {
     if (!r2_nic_usable(nic) || usable_nics() < 2)
         return;
-    recover[nic].out = true;
-    recover[nic].wait = RECOVER_FIRST_NS;
-    recover[nic].next = now + RECOVER_FIRST_NS;
-    r2_nicstate_located(nic, false, why, now);
+    recover_wait[nic] = RECOVER_FIRST_NS;
+    r2_nicstate_located(nic, now + RECOVER_FIRST_NS, why, now);
 }
 
 /* ---- the node segment */
@@ -112,14 +112,13 @@ static void take_out(int nic, const char *why, uint64_t now)
 static void write_row(struct r2_node_row *row)
 {
     const struct timespec soon = {.tv_nsec = 100000};
-    struct r2_nodeseg *seg = r2_locate_nodeseg();
 
-    if (!seg)
+    if (!r2_locate_seg)
         return;
     memcpy(row->process, r2_eng.process, 16);
     row->nic.port = 0;
     row->nic.offers = 0;
-    for (int i = 0; i < WRITE_TRIES && r2_nodeseg_write(seg, row) == -EAGAIN; i++)
+    for (int i = 0; i < WRITE_TRIES && r2_nodeseg_write(r2_locate_seg, row) == -EAGAIN; i++)
         nanosleep(&soon, NULL); /* a row that is lost costs another process a round of its own */
 }
 
@@ -285,15 +284,6 @@ static bool confirmed(const struct r2_round *r, const struct r2_wire_addr *addr)
     return seen == R2_SEEN_SILENT;
 }
 
-static bool in_row(const struct r2_node_row *row, const struct r2_wire_addr *addr)
-{
-    for (uint32_t i = 0; i < row->n_others; i++) {
-        if (r2_same_nic(&row->others[i], addr))
-            return true;
-    }
-    return row->kind == R2_FOUND_LOCAL;
-}
-
 static void adopted_text(struct r2_finding *v, const struct r2_node_row *row)
 {
     v->kind = (enum r2_finding_kind)row->kind;
@@ -302,19 +292,9 @@ static void adopted_text(struct r2_finding *v, const struct r2_node_row *row)
 
 void r2_round_adopt(struct r2_round *r, uint64_t now)
 {
-    struct r2_suspect left[R2_SUSPECTS];
     struct r2_finding v[R2_SUSPECTS];
-    int lnic = r->lnic, l = r2_own_index(&r->ev, lnic), n_left = 0;
+    int l = r2_own_index(&r->ev, r->lnic);
     bool works = r2_evidence_works(&r->ev, l, 0);
-
-    for (int i = 0; i < r->n_suspects;) { /* what the row says nothing about needs a round */
-        if (in_row(&r->row, &r->suspects[i].addr)) {
-            i++;
-            continue;
-        }
-        left[n_left++] = r->suspects[i];
-        r->suspects[i] = r->suspects[--r->n_suspects];
-    }
 
     for (int i = 0; i < r->n_suspects; i++) {
         const struct r2_suspect *s = &r->suspects[i];
@@ -328,16 +308,11 @@ void r2_round_adopt(struct r2_round *r, uint64_t now)
     r2_count(&r2_eng.n->locate_adopted, 1);
     if (r->n_suspects)
         carry_out(r, v, false, now);
-    r2_round_free(r, now);
-    for (int i = 0; i < n_left; i++) {
-        r2_rounds_failed(left[i].peer, lnic, left[i].rnic, left[i].via, left[i].failed_at);
-        r2_peer_put(left[i].peer);
-    }
 }
 
 /* ---- hints */
 
-/* An answer since then is no old one: the round has had all paths asked (r2_peer_hb_doubt). */
+/* An answer since then is no old one: the round has had all paths asked (peer_hb_doubt). */
 static uint64_t lately(struct r2_peer *p)
 {
     uint64_t now = r2_peer_now(p);
@@ -349,30 +324,22 @@ static uint64_t lately(struct r2_peer *p)
  * not failure"). */
 static void fail_pair(const struct r2_target *t)
 {
-    struct r2_peer **peers;
-    int n;
-
-    peers = r2_peer_all(&n);
-    for (int i = 0; i < n; i++) {
-        struct r2_peer *p = peers[i];
+    R2_FOR_EACH_PEER(p)
+    {
         bool other = false;
 
         r2_peer_lock(p);
-        for (int k = 0; k < p->n_paths; k++)
-            other |= p->paths[k]->lnic != t->lnic && r2_path_hb_answers(p->paths[k], lately(p));
-        for (int k = 0; other && k < p->n_paths; k++) {
-            struct r2_path *path = p->paths[k];
-
-            if (r2_path_is_up(path) && path->lnic == t->lnic &&
+        R2_FOR_EACH_PATH (path, p)
+            other |= path->lnic != t->lnic && r2_path_hb_answers(path, lately(p));
+        R2_FOR_EACH_PATH (path, p) {
+            if (other && r2_path_is_up(path) && path->lnic == t->lnic &&
                 r2_same_nic(&p->rnics[path->rnic].addr, &t->addr))
                 r2_path_fail(path, path->gen, ETIMEDOUT, "a hint; then a probe was not answered");
         }
         if (p->resync && p->n_up)
             r2_peer_resync(p);
         r2_peer_unlock(p);
-        r2_peer_put(p);
     }
-    free(peers);
 }
 
 void r2_check_conclude(struct r2_round *r, uint64_t now)
@@ -425,10 +392,10 @@ void r2_verdict_nic(int nic, uint64_t now)
     struct r2_wire_addr own;
 
     if (r2_nic_usable(nic)) {
-        recover[nic].out = false;
+        atomic_store(&r2_eng.nic_state[nic].recover_at, 0);
         return;
     }
-    if (recover[nic].out || r2_nic_word(nic) != R2_NIC_DOWN || r2_eng.ops->address(nic, &own) ||
+    if (is_out(nic) || r2_nic_word(nic) != R2_NIC_DOWN || r2_eng.ops->address(nic, &own) ||
         r2_verdict_recent(-1, &own, now))
         return;
     remember(-1, &own, now);
@@ -439,15 +406,15 @@ static void back_in_service(int nic, const char *why, uint64_t now)
 {
     struct r2_finding v = {.kind = R2_FOUND_TRANSIENT};
 
-    recover[nic].out = false;
-    r2_nicstate_located(nic, true, why, now);
+    r2_nicstate_located(nic, 0, why, now);
     snprintf(v.why, sizeof(v.why), "%s", why);
     share_own(nic, R2_NODE_WORKS, &v, NULL);
 }
 
-void r2_recover_soon(int nic)
+void r2_recover_soon(int nic, uint64_t now)
 {
-    recover[nic].next = 0;
+    if (is_out(nic))
+        atomic_store(&r2_eng.nic_state[nic].recover_at, now);
 }
 
 void r2_recover_tick(uint64_t now)
@@ -456,14 +423,15 @@ void r2_recover_tick(uint64_t now)
         struct r2_prng jitter;
         struct r2_round *r;
 
-        if (!recover[i].out || now < recover[i].next || !r2_eng.nic_state[i].link_up ||
+        if (!is_out(i) || now < atomic_load(&r2_eng.nic_state[i].recover_at) || !r2_nic_is_up(i) ||
             r2_round_of(R2_ROUND_RECOVER, i))
             continue;
         r2_prng_seed(&jitter, now + (uint64_t)i);
-        recover[i].wait *= 2;
-        if (recover[i].wait > R2_PROBE_NS)
-            recover[i].wait = R2_PROBE_NS;
-        recover[i].next = now + r2_health_jitter(recover[i].wait, r2_prng_next(&jitter));
+        recover_wait[i] *= 2;
+        if (recover_wait[i] > R2_PROBE_NS)
+            recover_wait[i] = R2_PROBE_NS;
+        atomic_store(&r2_eng.nic_state[i].recover_at,
+                     now + r2_health_jitter(recover_wait[i], r2_prng_next(&jitter)));
         r = r2_round_new(R2_ROUND_RECOVER, i, now);
         if (!r)
             continue;
@@ -481,7 +449,7 @@ void r2_recover_conclude(struct r2_round *r, uint64_t now)
         enum r2_seen seen = r->targets[i].outcome;
 
         /* A kernel's answer came over our NIC too, whatever keeps its process busy. */
-        if ((seen == R2_SEEN_ANSWERED || seen == R2_SEEN_MUTE) && recover[r->lnic].out) {
+        if ((seen == R2_SEEN_ANSWERED || seen == R2_SEEN_MUTE) && is_out(r->lnic)) {
             back_in_service(r->lnic, "a probe was answered", now);
             return;
         }

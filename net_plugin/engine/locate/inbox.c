@@ -30,13 +30,7 @@ static struct {
     atomic_bool on; /* release, behind what it begins; acquire */
     struct r2_task task;
     struct r2_timer timer;
-    struct r2_nodeseg *seg;
 } box = {.lock = PTHREAD_MUTEX_INITIALIZER};
-
-struct r2_nodeseg *r2_locate_nodeseg(void)
-{
-    return box.seg;
-}
 
 /* The note's references are the caller's when it is refused. */
 static bool post(const struct note *from)
@@ -141,6 +135,18 @@ void r2_locate_probe_over(void *owner, int err, const struct r2_ep_health *healt
 
 /* ---- I/O thread 0 */
 
+/* Too late, if the round is over. */
+static void result(struct note *n, uint64_t now)
+{
+    struct r2_msg_probe_result m;
+    struct r2_round *r;
+
+    memcpy(&m, n->body, sizeof(m));
+    r = r2_round_find(m.round);
+    if (r)
+        r2_round_result(r, n->peer, n->body, now);
+}
+
 static void handle(struct note *n, uint64_t now)
 {
     switch (n->kind) {
@@ -154,7 +160,7 @@ static void handle(struct note *n, uint64_t now)
         r2_rounds_asked(n->peer, &n->m.probe, now);
         break;
     case NOTE_RESULT:
-        r2_rounds_result(n->peer, n->body, now);
+        result(n, now);
         break;
     case NOTE_VERDICT:
         r2_tell_heard(&n->m.verdict.nic, now);
@@ -215,8 +221,8 @@ void r2_locate_house(uint64_t now)
 {
     if (!atomic_load_explicit(&box.on, memory_order_acquire))
         return;
-    if (box.seg)
-        r2_nodeseg_poll(box.seg, on_row, &now);
+    if (r2_locate_seg)
+        r2_nodeseg_poll(r2_locate_seg, on_row, &now);
     r2_recover_tick(now);
     r2_tell_tick(now);
     if (r2_rounds_any())
@@ -233,7 +239,7 @@ void r2_locate_start(void)
     r2_timer_init(&box.timer, r2_io_at(0), tick);
     if (!r2_eng.set->locate)
         return;
-    rc = r2_eng.set->shm ? r2_nodeseg_open(&box.seg, r2_eng.host) : 0;
+    rc = r2_eng.set->shm ? r2_nodeseg_open(&r2_locate_seg, r2_eng.host) : 0;
     if (rc)
         R2_INFO("nothing is shared with other processes of this node (%s): each one finds broken "
                 "NICs by itself",
@@ -244,5 +250,5 @@ void r2_locate_start(void)
 void r2_locate_child(void)
 {
     atomic_store_explicit(&box.on, false, memory_order_release);
-    r2_nodeseg_child(box.seg);
+    r2_nodeseg_child(r2_locate_seg);
 }

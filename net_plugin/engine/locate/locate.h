@@ -40,12 +40,6 @@ int r2_locate_on_verdict(struct r2_path *path, const uint8_t *body);
 void r2_locate_probe_over(void *owner, int err, const struct r2_ep_health *health);
 void r2_locate_probe_released(void *owner);
 
-#define R2_REACH_UNKNOWN (-1)
-/* Asks peers that only send to this process over a NIC that has reached nobody yet; I/O thread 0,
- * no lock held. Says what came of it with r2_nicreach_asked, within R2_ROUND_NS. How many are
- * asked; UNKNOWN: none, because questions are out, or there is no room, or R2CCL_LOCATE=0. */
-int r2_locate_reach(int nic, uint64_t now);
-
 /* The peer's kernel has taken the connection over it, so the way is there: its process is stopped,
  * or has much to do (invariant "silence is not failure"). Under the peer's lock. */
 bool r2_path_reaches_kernel(const struct r2_path *path);

@@ -11,8 +11,9 @@
  * and they may have fewer. So it asks them itself over the NIC, on connections of engine/locate's
  * own, wherever no attempt to connect speaks of it. */
 #include <stdlib.h>
+#include <string.h>
 
-#include "engine/locate/locate.h"
+#include "engine/locate/round.h"
 #include "engine/path/pairs.h"
 
 #define LOOK_NS (1 * R2_NS_PER_S)
@@ -21,30 +22,35 @@
 #define LOOKS 10
 #define TOLD_LOOKS 5 /* between questions to senders, once it was said: whether it is still so */
 
+#define ASKED 4      /* processes, in turn */
+#define AT_A_TIME 8  /* NICs: the other rounds are for what has failed */
+#define UNKNOWN (-1) /* what senders say */
+
 static const char cause[] = "has reached no peer yet: the job is not protected by it";
 
-/* Relaxed: a flag that is set once, by any thread, and nothing is read on the strength of it. */
 /* I/O thread 0's */
 static int in_vain[R2_MAX_NICS]; /* looks, in a row */
-static bool told[R2_MAX_NICS], taken_back[R2_MAX_NICS];
 static uint64_t looked_at;
-/* What senders said since the last look: R2_REACH_UNKNOWN, or how many did not answer. */
+/* What senders said since the last look: UNKNOWN, or how many did not answer. */
 static int heard[R2_MAX_NICS];
 static unsigned n_looks;
 
+static enum r2_nicreach reach_of(int nic)
+{
+    return (enum r2_nicreach)atomic_load(&r2_eng.nic_state[nic].reach);
+}
+
 static bool has_met(int nic)
 {
-    return atomic_load_explicit(&r2_eng.nic_state[nic].met, memory_order_relaxed);
+    return r2_nicreach_met(reach_of(nic));
 }
 
 /* It could protect the job, for all that is known of it: has a link, has not failed, is not drained
  * and has a weight. Loopback addresses have no wire that could be wrong. */
 static bool counted_on(int nic)
 {
-    const struct r2_nic_state *s = &r2_eng.nic_state[nic];
-
-    return !r2_local.nics[nic].loopback && atomic_load(&s->link_up) && atomic_load(&s->trusted) &&
-           atomic_load(&s->weight);
+    return !r2_local.nics[nic].loopback && r2_nic_is_up(nic) && r2_nic_trusted(nic) &&
+           atomic_load(&r2_eng.nic_state[nic].weight);
 }
 
 /* The two are meant to reach each other: they are of one subnet, or the peer has a NIC for each of
@@ -113,7 +119,8 @@ static void look_at_peer(const struct r2_peer *p, int *peers)
         peers[i] += vain[i] || has_no_pair(p, i);
 }
 
-int r2_nicreach_pair(const struct r2_peer *p, int nic)
+/* The NIC of a peer which only sends to us that this one is to ask, -1: none. Under its lock. */
+static int pair_of(const struct r2_peer *p, int nic)
 {
     const struct r2_rnic *r;
     int order[R2_MAX_NICS];
@@ -128,11 +135,64 @@ int r2_nicreach_pair(const struct r2_peer *p, int nic)
                : -1;
 }
 
-void r2_nicreach_asked(int nic, bool answered, int in_vain_of)
+/* One process of each node will do, but they are few and any may be asleep. */
+static void add_sender(struct r2_round *r, struct r2_peer *p)
 {
+    struct r2_wire_addr addr;
+    char label[R2_WIRE_NAME];
+    int rnic;
+
+    r2_peer_lock(p);
+    rnic = pair_of(p, r->lnic);
+    if (rnic >= 0) {
+        addr = p->rnics[rnic].addr;
+        r2_locate_label(label, p->rnics[rnic].name, p->host);
+    }
+    r2_peer_leave(p);
+    if (rnic >= 0)
+        r2_target_add(r, r->lnic, &addr, rnic, p->id, label, false);
+}
+
+/* Asks peers that only send to this process. How many are asked; UNKNOWN: none, because questions
+ * are out, or there is no room, or R2CCL_LOCATE=0. */
+static int ask(int nic, uint64_t now)
+{
+    struct r2_round *r;
+    int asked;
+
+    if (!r2_eng.set->locate || r2_round_of(R2_ROUND_REACH, nic) ||
+        r2_round_count(R2_ROUND_REACH) >= AT_A_TIME)
+        return UNKNOWN;
+    r = r2_round_new(R2_ROUND_REACH, nic, now);
+    if (!r)
+        return UNKNOWN;
+    R2_FOR_EACH_PEER_FROM(p, r->id)
+    {
+        if (r->n_targets < ASKED)
+            add_sender(r, p);
+    }
+    asked = r->n_targets;
+    if (!asked)
+        r2_round_free(r, now);
+    return asked;
+}
+
+/* A kernel that took the connection says that the way is there, and not that the process can use
+ * it: no word either way. */
+void r2_reach_conclude(struct r2_round *r)
+{
+    bool answered = false;
+    int vain = 0;
+
+    for (int i = 0; i < r->n_targets; i++) {
+        enum r2_seen seen = r->targets[i].outcome;
+
+        answered |= seen == R2_SEEN_ANSWERED;
+        vain += seen == R2_SEEN_SILENT || seen == R2_SEEN_REFUSED || seen == R2_SEEN_NO_ROUTE;
+    }
     if (answered)
-        r2_nic_met(nic);
-    heard[nic] = in_vain_of;
+        r2_nic_reach(r->lnic, R2_NICREACH_EV_MEET);
+    heard[r->lnic] = vain;
 }
 
 /* Senders that the NIC has asked in vain at the last look; asks them again. UNKNOWN: the questions
@@ -141,33 +201,21 @@ static int ask_senders(int nic, uint64_t now)
 {
     int was = heard[nic];
 
-    heard[nic] = R2_REACH_UNKNOWN;
-    if (told[nic] && n_looks % TOLD_LOOKS)
+    heard[nic] = UNKNOWN;
+    if (reach_of(nic) == R2_NICREACH_WARNED && n_looks % TOLD_LOOKS)
         return was;
-    return r2_locate_reach(nic, now) == 0 ? 0 : was;
+    return ask(nic, now) == 0 ? 0 : was;
 }
 
 /* How many peers each NIC was tried for in vain. */
 static void count_peers(int *peers)
 {
-    struct r2_peer **all;
-    int n;
-
-    all = r2_peer_all(&n);
-    for (int i = 0; i < n; i++) {
-        r2_peer_lock(all[i]);
-        look_at_peer(all[i], peers);
-        r2_peer_unlock(all[i]);
-        r2_peer_put(all[i]);
+    R2_FOR_EACH_PEER(p)
+    {
+        r2_peer_lock(p);
+        look_at_peer(p, peers);
+        r2_peer_unlock(p);
     }
-    free(all);
-}
-
-static void journal(int nic, const char *what)
-{
-    struct r2_control_event ev = {.event = R2_EV_WARNING, .nic = r2_nic_name(nic), .cause = what};
-
-    r2_control_journal(r2_eng.ctl, &ev);
 }
 
 /* The row's word goes with a change of state, and comes again; stderr and journal hear it once. */
@@ -175,13 +223,10 @@ static void tell(int nic, int peers)
 {
     char hint[256];
 
-    if (told[nic]) {
-        r2_nicstate_remark(nic, cause);
-        return;
-    }
-    told[nic] = true;
-    journal(nic, cause);
     r2_nicstate_remark(nic, cause);
+    if (r2_nic_reach(nic, R2_NICREACH_EV_WARN) != R2_NICREACH_NOBODY)
+        return;
+    r2_nic_journal(nic, R2_EV_WARNING, cause);
     R2_TELL("NIC %s has a link, but in %d s it reached none of %d peer process%s that other NICs "
             "reach: the job is not protected by it. %sCheck firewall, cabling, subnet and address "
             "family on both sides, or leave it out of R2CCL_NICS",
@@ -191,8 +236,8 @@ static void tell(int nic, int peers)
 
 static void take_back(int nic)
 {
-    taken_back[nic] = true;
-    journal(nic, "reaches a peer now");
+    r2_nic_reach(nic, R2_NICREACH_EV_TAKE_BACK);
+    r2_nic_journal(nic, R2_EV_WARNING, "reaches a peer now");
     r2_nicstate_remark(nic, "");
     R2_INFO("NIC %s reaches a peer now", r2_nic_name(nic));
 }
@@ -212,7 +257,7 @@ void r2_nicreach_look(uint64_t now)
 
     n_looks++;
     for (int i = 0; i < r2_local.n; i++) {
-        if (has_met(i) && told[i] && !taken_back[i])
+        if (reach_of(i) == R2_NICREACH_LATE)
             take_back(i);
         open |= !has_met(i) && counted_on(i);
     }
@@ -223,7 +268,7 @@ void r2_nicreach_look(uint64_t now)
         int i = (int)((n_looks + (unsigned)k) % (unsigned)r2_local.n);
         int n = has_met(i) || !counted_on(i) ? 0 : peers[i] ? peers[i] : ask_senders(i, now);
 
-        if (n != R2_REACH_UNKNOWN)
+        if (n != UNKNOWN)
             count_look(i, n);
         else if (in_vain[i] == LOOKS)
             r2_nicstate_remark(i, cause); /* as it was */

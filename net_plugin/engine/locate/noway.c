@@ -41,11 +41,7 @@ static bool tried_in_vain(const struct r2_peer *p, uint64_t now)
 
 static bool never_up(const struct r2_peer *p)
 {
-    for (int i = 0; i < p->n_paths; i++) {
-        if (r2_past_carried(p->paths[i]->past) || r2_path_is_up(p->paths[i]))
-            return false;
-    }
-    return true;
+    return !R2_ANY_PATH(path, p, r2_past_carried(path->past) || r2_path_is_up(path));
 }
 
 static void add_sides(const struct r2_peer *p, char *out, size_t cap)

@@ -134,6 +134,8 @@ void r2_targets_paths(struct r2_round *r, const struct r2_wire_addr *about);
 /* Asks the suspects' processes and third nodes; fills r->asks. */
 void r2_round_ask(struct r2_round *r);
 void r2_round_reply(struct r2_round *r, uint64_t now);
+/* A PROBE_RESULT for the round. */
+void r2_round_result(struct r2_round *r, struct r2_peer *p, const uint8_t *body, uint64_t now);
 /* That a NIC of another node is broken; if many know it, one tells (announce.h). */
 void r2_round_tell(const struct r2_wire_addr *nic, const struct r2_wire_addr *other,
                    enum r2_finding_kind kind, uint64_t now);
@@ -142,43 +144,51 @@ void r2_tell_heard(const struct r2_wire_addr *nic, uint64_t now);
 void r2_tell_tick(uint64_t now);
 
 /* ---- round.c */
+extern struct r2_round r2_rounds[R2_ROUNDS];
+/* Those under way; the body may end one. */
+#define R2_FOR_EACH_ROUND(r)                                                                       \
+    for (struct r2_round *r = r2_rounds; r < r2_rounds + R2_ROUNDS; r++)                           \
+        if (r->phase != R2_PHASE_FREE)
+/* NULL: nothing is shared. */
+extern struct r2_nodeseg *r2_locate_seg;
 struct r2_round *r2_round_find(uint64_t id);
 /* A round of the kind for the local NIC that still gathers evidence. */
 struct r2_round *r2_round_of(enum r2_round_kind kind, int lnic);
 int r2_round_count(enum r2_round_kind kind);
-struct r2_round *r2_round_new(enum r2_round_kind kind, int lnic, uint64_t now);
-void r2_round_free(struct r2_round *r, uint64_t now);
-/* A hint about a NIC, from a row of the node segment or (NULL) a peer: asks it. */
-void r2_round_check(const struct r2_wire_addr *nic, const struct r2_node_row *row, uint64_t now);
-void r2_rounds_tick(uint64_t now);
 bool r2_rounds_any(void);
+struct r2_round *r2_round_new(enum r2_round_kind kind, int lnic, uint64_t now);
+/* Its times begin anew. */
+void r2_round_clock(struct r2_round *r, uint64_t now);
+void r2_round_unclaim(struct r2_round *r);
+void r2_round_free(struct r2_round *r, uint64_t now);
+
+/* ---- rounds.c */
+void r2_rounds_tick(uint64_t now);
 /* Notes from the inbox. */
 void r2_rounds_failed(struct r2_peer *p, int lnic, int rnic, int via, uint64_t at);
 void r2_rounds_asked(struct r2_peer *p, const struct r2_msg_probe *m, uint64_t now);
-void r2_rounds_result(struct r2_peer *p, const uint8_t *body, uint64_t now); /* ask.c */
 void r2_rounds_hint(const struct r2_msg_verdict *m, uint64_t now);
 void r2_rounds_row(const struct r2_node_row *row, uint64_t now);
 void r2_rounds_nic(int nic, uint64_t now);
 
-/* ---- reach.c */
+/* ---- nicreach.c */
 void r2_reach_conclude(struct r2_round *r);
 
 /* ---- conclude.c */
 void r2_round_conclude(struct r2_round *r, uint64_t now);
-/* The verdict of another process of the node (r->row), where our own probes do not contradict. */
+/* The verdict of another process of the node (r->row) on all of the round's suspects, where our own
+ * probes do not contradict. */
 void r2_round_adopt(struct r2_round *r, uint64_t now);
 void r2_check_conclude(struct r2_round *r, uint64_t now);
 void r2_recover_conclude(struct r2_round *r, uint64_t now);
 /* NICs that a verdict took out of service are probed until they answer. */
 void r2_recover_tick(uint64_t now);
-void r2_recover_soon(int nic);
+void r2_recover_soon(int nic, uint64_t now);
 /* A verdict on the pair was given less than R2_REPEAT_NS ago. */
 bool r2_verdict_recent(int lnic, const struct r2_wire_addr *addr, uint64_t now);
 /* The other end's node itself says that its NIC is out of order. */
 void r2_verdict_word(struct r2_peer *p, int lnic, int rnic, uint64_t now);
 /* A local NIC has changed: if the kernel said so, that is a verdict too. */
 void r2_verdict_nic(int nic, uint64_t now);
-/* NULL: nothing is shared. */
-struct r2_nodeseg *r2_locate_nodeseg(void);
 
 #endif

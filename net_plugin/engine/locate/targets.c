@@ -62,20 +62,17 @@ static int add_peer(struct r2_peer *p, struct candidate *c, int n)
 static struct candidate *candidates(int *count)
 {
     struct candidate *c = calloc(CANDIDATES, sizeof(*c));
-    struct r2_peer **peers;
-    int n = 0, m;
+    int n = 0;
 
     *count = 0;
     if (!c)
         return NULL;
-    peers = r2_peer_all(&m);
-    for (int i = 0; i < m; i++) {
-        r2_peer_lock(peers[i]);
-        n = add_peer(peers[i], c, n);
-        pthread_mutex_unlock(&peers[i]->lock);
-        r2_peer_put(peers[i]);
+    R2_FOR_EACH_PEER(p)
+    {
+        r2_peer_lock(p);
+        n = add_peer(p, c, n);
+        r2_peer_leave(p);
     }
-    free(peers);
     *count = n;
     return c;
 }
@@ -196,12 +193,10 @@ void r2_targets_witness(struct r2_round *r, const struct r2_wire_addr *nic)
 
 void r2_targets_paths(struct r2_round *r, const struct r2_wire_addr *about)
 {
-    int own = r2_nic_own(about), n;
-    struct r2_peer **peers = r2_peer_all(&n);
+    int own = r2_nic_own(about);
 
-    for (int i = 0; i < n; i++) {
-        struct r2_peer *p = peers[i];
-
+    R2_FOR_EACH_PEER(p)
+    {
         r2_peer_lock(p);
         for (int k = 0; k < p->n_paths && p->n_up > 1 && r->n_targets < THIRDS; k++) {
             struct r2_path *path = p->paths[k];
@@ -215,7 +210,5 @@ void r2_targets_paths(struct r2_round *r, const struct r2_wire_addr *about)
             r2_target_add(r, path->lnic, &rn->addr, path->rnic, p->id, label, true);
         }
         r2_peer_leave(p);
-        r2_peer_put(p);
     }
-    free(peers);
 }

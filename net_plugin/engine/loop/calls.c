@@ -38,7 +38,7 @@ static int post(struct r2_conn *c, void *data, size_t size, bool lines, struct r
 
     if (c->state != R2_CONN_OPEN && c->state != R2_CONN_OPENING)
         return c->error ? c->error : -ECONNRESET;
-    if (c->remote_closed && (c->out || c->next_seq >= c->final_seq))
+    if (c->next_seq >= c->final_seq)
         return -ECONNRESET;
     r = take_req(c);
     if (!r)
@@ -77,7 +77,7 @@ static int post_any(struct r2_conn *c, bool send, void *data, size_t size, bool 
         r2_device_seen();
     if (atomic_load(&r2_eng.inert))
         return -EPERM;
-    if (!c || c->out != send)
+    if (!c || c->peer->out != send)
         return -EINVAL;
     r2_fault_op();
     r2_peer_lock(c->peer);

@@ -32,7 +32,7 @@ static int on_open(struct r2_path *path, const uint8_t *body)
             if (l->id == m.listen)
                 listen = l;
         }
-        c = listen ? r2_conn_new(p, m.conn, false) : NULL;
+        c = listen ? r2_conn_new(p, m.conn) : NULL;
         if (c) {
             c->remote_home = m.home_nic;
             c->peer_eager = r2_eng.device_memory ? 0 : m.eager;
@@ -56,7 +56,7 @@ static int on_open_ack(struct r2_path *path, const uint8_t *body)
 
     memcpy(&m, body, sizeof(m));
     c = path->peer->out ? r2_conn_find(path->peer, m.conn) : NULL;
-    if (c && c->state == R2_CONN_OPEN && m.status && !c->remote_closed)
+    if (c && c->state == R2_CONN_OPEN && m.status && !r2_conn_is_left(c))
         r2_conn_fail(c, -ECONNRESET); /* the receiver has given this connection up */
     if (!c || c->state != R2_CONN_OPENING)
         return 0;
@@ -209,11 +209,11 @@ static int receiver_closed(struct r2_conn *c, uint64_t cumulative)
  * 0 (on_cts). */
 static void sender_closed(struct r2_conn *c, uint64_t begun)
 {
-    c->final_seq = begun > c->cum ? begun : c->cum;
     if (c->cum < begun) {
         r2_conn_fail(c, -ECONNRESET);
         return;
     }
+    c->final_seq = c->cum;
     for (uint64_t s = c->final_seq > c->oldest ? c->final_seq : c->oldest; s < c->next_seq; s++) {
         struct r2_req *r = r2_conn_req(c, s);
 
@@ -242,13 +242,13 @@ static int on_close(struct r2_path *path, const uint8_t *body)
     c = r2_conn_find(p, m.conn);
     if (!c && !p->out)
         r2_conn_ended(p, m.conn); /* its OPEN may be behind it on another path */
-    if (c && !c->out && (m.from_sender & R2_CLOSE_IDLE))
+    if (c && !c->peer->out && (m.from_sender & R2_CLOSE_IDLE))
         r2_revoke_said(c, body + sizeof(m), m.lanes);
-    if (c && !c->remote_closed) {
-        c->remote_closed = true;
+    if (c && !r2_conn_is_left(c)) {
+        c->final_seq = 0;
         r2_buffered_left(c); /* it may be gone before it hears ours */
         if (c->state == R2_CONN_OPENING || c->state == R2_CONN_OPEN) {
-            if (c->out)
+            if (c->peer->out)
                 rc = receiver_closed(c, m.cumulative);
             else
                 sender_closed(c, m.cumulative);
@@ -279,11 +279,7 @@ static int on_close_ack(struct r2_path *path, const uint8_t *body)
 /* Up paths of the peer that do not end at that NIC of its. */
 static bool others_up(const struct r2_peer *p, int rnic)
 {
-    for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->rnic != rnic && r2_path_suffices(p->paths[i]))
-            return true;
-    }
-    return false;
+    return R2_ANY_PATH(path, p, path->rnic != rnic && r2_path_suffices(path));
 }
 
 static void rnic_path(struct r2_path *path, enum r2_nic_word word, bool others, int err)
@@ -328,7 +324,7 @@ static void rnic_change(struct r2_peer *p, int nic, const struct r2_msg_nic *m)
             continue;
         if (forgiven) {
             r2_path_forgive(path);
-            atomic_store(&r2_eng.nic_state[path->lnic].forgive, true);
+            r2_nic_forget(path->lnic);
         }
         if (news)
             rnic_path(path, word, others, (int)(m->reason & 0xfff));

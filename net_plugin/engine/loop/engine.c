@@ -1,4 +1,4 @@
-/* The process's engine: start, NICs, contexts. */
+/* The process's engine: start, NICs, contexts, end. */
 #define _GNU_SOURCE
 #include "engine/engine.h"
 
@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "engine/locate/locate.h"
@@ -13,8 +14,13 @@
 #include "engine/message/p2pchunk.h"
 #include "io/pollers.h"
 #include "topology/device.h"
+#include "util/exit.h"
 #include "util/lock.h"
 #include "util/random.h"
+
+#define EXIT_NS (5 * R2_NS_PER_S) /* a process that ends waits for its copies at most so long */
+#define EXIT_ACKS_NS (50 * R2_NS_PER_MS)
+#define EXIT_LOOK_NS (100 * R2_NS_PER_US)
 
 const struct r2_transport_ops *r2_engine_transport = &r2_transport_mux;
 
@@ -72,7 +78,8 @@ static int find_nics(void)
     n = r2_nic_add_ports(n);
     for (int i = 0; i < n; i++) {
         r2_eng.nic_state[i].row = -1;
-        r2_eng.nic_state[i].link_up = r2_local.nics[i].link_up;
+        atomic_init(&r2_eng.nic_state[i].place,
+                    r2_local.nics[i].link_up ? R2_PLACE_UP : R2_PLACE_DOWN);
         atomic_init(&r2_eng.nic_state[i].word,
                     r2_local.nics[i].link_up ? R2_NIC_USABLE : R2_NIC_DOWN);
     }
@@ -155,6 +162,7 @@ int r2_engine_init(struct r2_ctx **ctx, uint64_t comm_id, r2_log_fn log)
         if (!first_comm)
             first_comm = comm_id;
         r2_list_init(&c->conns);
+        r2_list_init(&c->half_made);
         r2_list_init(&c->listens);
         r2_list_add_tail(&contexts, &c->node);
         *ctx = c;
@@ -288,4 +296,35 @@ int r2_engine_start(void)
     rc = start_error;
     pthread_mutex_unlock(&once);
     return rc;
+}
+
+/* ---- the end of the process */
+
+static void wait_until_none(int (*left)(void), uint64_t until)
+{
+    while (left() > 0 && r2_now_ns() < until)
+        nanosleep(&(struct timespec){.tv_nsec = EXIT_LOOK_NS}, NULL);
+}
+
+/* What was done for the application must not be lost with the process while a NIC fails. The I/O
+ * threads go on meanwhile; no lock is waited for, whoever calls exit may hold one. */
+__attribute__((destructor(R2_EXIT_ENGINE))) static void at_exit(void)
+{
+    uint64_t ns = EXIT_NS;
+
+    if (atomic_load(&r2_eng.inert) || r2_eng.pid != getpid())
+        return;
+    for (uint64_t until = r2_now_ns() + EXIT_ACKS_NS; r2_acks_unsaid() && r2_now_ns() < until;)
+        nanosleep(&(struct timespec){.tv_nsec = EXIT_LOOK_NS}, NULL);
+    if (r2_buffered_unacked() <= 0 && r2_buffered_lingering() <= 0)
+        return;
+    if (r2_eng.set->no_path_timeout_ns < ns)
+        ns = r2_eng.set->no_path_timeout_ns;
+    ns += r2_now_ns();
+    wait_until_none(r2_buffered_unacked, ns);
+    if (r2_buffered_unacked() > 0)
+        R2_WARN("%d small messages were not acknowledged before this process ended",
+                r2_buffered_unacked());
+    else
+        wait_until_none(r2_buffered_lingering, ns);
 }

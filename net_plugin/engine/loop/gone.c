@@ -5,9 +5,8 @@
  * peace: they can still be received, nothing behind them can. */
 static bool outlives_sender(struct r2_conn *c)
 {
-    if (c->out || c->state != R2_CONN_OPEN || c->next_seq >= c->cum)
+    if (c->peer->out || c->state != R2_CONN_OPEN || c->next_seq >= c->cum)
         return false;
-    c->remote_closed = true;
     c->final_seq = c->cum;
     r2_recv_flushed(c, c->cum); /* nobody is left to be told */
     return true;

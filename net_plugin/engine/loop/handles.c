@@ -162,24 +162,31 @@ int r2_engine_close_listen(struct r2_listen *l)
 
 /* ---- connecting */
 
+/* Under r2_eng.lock. */
+static void list_in(struct r2_list *list, struct r2_conn *c)
+{
+    r2_list_del(&c->ctx_node);
+    r2_list_add_tail(list, &c->ctx_node);
+}
+
 /* A handle comes from outside: its cookie counts only for a connection that it has begun here and
- * that nobody has yet. It counts as handed out from here on, so that a finalize in another thread
- * does not take it from under the caller, who gives it back if it is not made yet. */
+ * that nobody has yet. It is the caller's from here on, so that a finalize in another thread does
+ * not take it away; the caller gives it back if it is not made yet. */
 static struct r2_conn *find_cookie(struct r2_ctx *ctx, const struct handle *h)
 {
     struct r2_conn *found = NULL;
     struct r2_list *n;
 
     pthread_mutex_lock(&r2_eng.lock);
-    R2_LIST_FOR_EACH (n, &ctx->conns) {
+    R2_LIST_FOR_EACH (n, &ctx->half_made) {
         struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ctx_node);
 
-        if (c->id == h->cookie && c->out && !c->handed_out && c->listen_id == h->listen &&
+        if (c->id == h->cookie && c->listen_id == h->listen &&
             memcmp(c->peer->id, h->process, 16) == 0)
             found = c;
     }
     if (found)
-        found->handed_out = true;
+        list_in(&ctx->conns, found);
     pthread_mutex_unlock(&r2_eng.lock);
     return found;
 }
@@ -237,7 +244,7 @@ static int begin(struct r2_ctx *ctx, int dev, struct handle *h)
         goto out;
     }
     learn_addrs(p, h);
-    c = r2_conn_new(p, atomic_fetch_add(&next_conn, 1), true);
+    c = r2_conn_new(p, atomic_fetch_add(&next_conn, 1));
     if (!c)
         goto out;
     c->listen_id = h->listen;
@@ -252,7 +259,7 @@ out:
     r2_peer_unlock(p);
     if (c) {
         pthread_mutex_lock(&r2_eng.lock);
-        r2_list_add_tail(&ctx->conns, &c->ctx_node);
+        r2_list_add_tail(&ctx->half_made, &c->ctx_node);
         pthread_mutex_unlock(&r2_eng.lock);
         r2_peer_wake(p);
     }
@@ -311,28 +318,13 @@ int r2_engine_connect(struct r2_ctx *ctx, int dev, void *handle, struct r2_conn 
         return err;
     } else {
         pthread_mutex_lock(&r2_eng.lock);
-        c->handed_out = false;
+        list_in(&ctx->half_made, c);
         pthread_mutex_unlock(&r2_eng.lock);
     }
     return 0;
 }
 
 /* ---- the end of a context */
-
-/* NCCL closes its connections before it finalizes the context that was theirs alone. Connections
- * that are still in use tell that a communicator shares it, which may be making others just now. */
-static bool is_shared(const struct r2_ctx *ctx)
-{
-    const struct r2_list *n;
-    bool shared = false;
-
-    R2_LIST_FOR_EACH (n, &ctx->conns) {
-        const struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ctx_node);
-
-        shared |= !c->out || c->handed_out;
-    }
-    return shared;
-}
 
 /* Nobody else is at these: another finalize finds the context empty, a connect that looks at one
  * right now counts as its owner, and what is made from now on is not among them. A communicator
@@ -358,9 +350,11 @@ int r2_engine_finalize(struct r2_ctx *ctx)
     r2_list_init(&listens);
     r2_list_init(&half_made);
     pthread_mutex_lock(&r2_eng.lock);
-    if (!is_shared(ctx)) {
+    /* NCCL closes its connections before it finalizes the context that was theirs alone. Some that
+     * are still in use tell that a communicator shares it, which may be making others just now. */
+    if (r2_list_empty(&ctx->conns)) {
         r2_list_splice_tail(&listens, &ctx->listens);
-        r2_list_splice_tail(&half_made, &ctx->conns);
+        r2_list_splice_tail(&half_made, &ctx->half_made);
     }
     pthread_mutex_unlock(&r2_eng.lock);
     close_all(&listens, &half_made);

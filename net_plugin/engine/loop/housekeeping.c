@@ -33,6 +33,7 @@ static void say_short(void)
 
 static void house_keeping(struct r2_timer *t, uint64_t now)
 {
+    r2_nicfaults_tick(now);
     r2_niccmd_tick(now);
     r2_nicstate_tick(now);
     r2_nicreach_tick(now);

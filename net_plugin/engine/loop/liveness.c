@@ -69,8 +69,7 @@ static bool has_a_say(int lnic)
 {
     enum r2_nic_word word = r2_nic_word(lnic);
 
-    return word == R2_NIC_USABLE ||
-           (word == R2_NIC_DAMPED && atomic_load(&r2_eng.nic_state[lnic].link_up));
+    return word == R2_NIC_USABLE || (word == R2_NIC_DAMPED && r2_nic_is_up(lnic));
 }
 
 /* Every NIC of the peer's that can still have a say has: met before, from one that has one here. */

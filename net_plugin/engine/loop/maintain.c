@@ -390,7 +390,7 @@ void r2_peer_task(struct r2_task *t)
     r2_peer_lock(p);
     was = p->life;
     shut_dying(p);
-    r2_buffered_leave(p);
+    r2_conns_leave(p);
     maintain(p, r2_peer_now(p));
     shut_dying(p);
     if (p->resync && p->n_up)
@@ -398,7 +398,7 @@ void r2_peer_task(struct r2_task *t)
     if (p->out) {
         R2_FOR_EACH_CONN_SAFE (c, p)
             r2_send_pump(c);
-        r2_peer_allow_any_path(p);
+        r2_peer_find_ways(p);
         r2_peer_kick(p);
     }
     retire(p, r2_peer_now(p));

@@ -177,7 +177,7 @@ static bool unsaid_to(const struct r2_peer *p)
             return true;
     }
     R2_FOR_EACH_CONN (c, p) {
-        if (!c->out && c->state == R2_CONN_OPEN && !c->remote_closed && c->flushed < c->cum)
+        if (!c->peer->out && c->state == R2_CONN_OPEN && !r2_conn_is_left(c) && c->flushed < c->cum)
             return true;
     }
     return false;

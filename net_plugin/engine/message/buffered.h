@@ -17,7 +17,7 @@ struct r2_conn;
 struct r2_peer;
 struct r2_req;
 
-/* All under the peer's lock. */
+/* All but the last two under the peer's lock. */
 
 /* S: a small message is about to be sent: from now on its data is the engine's copy. False: it is
  * not copied (R2CCL_BUFFERED, one I/O thread, no memory), and done when it is acknowledged. */
@@ -27,13 +27,14 @@ void r2_buffered_done(struct r2_req *r);
 /* S: acknowledged, or failed; its connection may have waited for that. */
 void r2_buffered_free(struct r2_req *r);
 /* S: the application closes a connection: whether copies, and only they, are unacknowledged. Then
- * the application's reference is the engine's, and r2_buffered_leave ends it. */
+ * the application's reference is the engine's, and r2_conns_leave ends it. */
 bool r2_buffered_lingers(struct r2_conn *c);
 /* No exit waits for the connection any more: the peer knows its end, has said its own, or is gone.
  */
 void r2_buffered_left(struct r2_conn *c);
-/* Ends the lingering connections of a peer that wait for nothing more. Its task only: connections
- * may be freed. */
-void r2_buffered_leave(struct r2_peer *p);
+/* In the whole process, for whoever waits for none: messages that nobody has acknowledged, and
+ * connections that linger. Any thread. */
+int r2_buffered_unacked(void);
+int r2_buffered_lingering(void);
 
 #endif

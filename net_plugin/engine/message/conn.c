@@ -10,9 +10,7 @@
 #include "util/copy.h"
 #include "util/lock.h"
 
-/* Messages up to this size are sent by the caller itself: a wake-up would cost more. */
-
-struct r2_conn *r2_conn_new(struct r2_peer *p, uint64_t id, bool out)
+struct r2_conn *r2_conn_new(struct r2_peer *p, uint64_t id)
 {
     struct r2_conn *c = calloc(1, sizeof(*c));
 
@@ -21,7 +19,7 @@ struct r2_conn *r2_conn_new(struct r2_peer *p, uint64_t id, bool out)
     r2_mem_more(sizeof(*c));
     c->peer = p;
     c->id = id;
-    c->out = out;
+    c->final_seq = R2_SEQ_NONE;
     c->eager = r2_eng.device_memory ? 0 : r2_eng.set->eager;
     atomic_init(&c->refs, 2); /* the peer's table and the application */
     r2_list_init(&c->node);
@@ -79,7 +77,7 @@ void r2_conn_reap(struct r2_conn *c)
 {
     /* A sender that has said its CLOSE needs nothing more from here; it may be gone by the time
      * that this side closes, and then nobody acknowledges that. */
-    bool over = c->word == R2_WORD_HEARD || (!c->out && c->remote_closed);
+    bool over = c->word == R2_WORD_HEARD || (!c->peer->out && r2_conn_is_left(c));
 
     if (c->state != R2_CONN_CLOSED || !over || r2_list_empty(&c->node))
         return;
@@ -89,7 +87,7 @@ void r2_conn_reap(struct r2_conn *c)
     r2_list_del(&c->acks);
     r2_list_del(&c->flush);
     r2_hash_del(&c->peer->conns, c->id);
-    if (!c->out)
+    if (!c->peer->out)
         r2_conn_ended(c->peer, c->id);
     r2_count(&r2_eng.n->connections_closed, 1);
     r2_gauge_add(&r2_eng.g->connections_open, -1);
@@ -113,7 +111,7 @@ void r2_req_finish(struct r2_req *r, int err)
 
     if (!r->attached)
         return;
-    if (c->out) {
+    if (c->peer->out) {
         if (err)
             r2_send_unacked(&r->led.send, give_room, c->peer);
         r2_send_free(&r->led.send);
@@ -128,8 +126,8 @@ void r2_req_finish(struct r2_req *r, int err)
         c->oldest++;
     r2_peer_account(c->peer, -1);
     if (!err) {
-        r2_count(c->out ? &r2_eng.n->messages_sent : &r2_eng.n->messages_received, 1);
-        r2_count(c->out ? &r2_eng.n->bytes_sent : &r2_eng.n->bytes_received, r->size);
+        r2_count(c->peer->out ? &r2_eng.n->messages_sent : &r2_eng.n->messages_received, 1);
+        r2_count(c->peer->out ? &r2_eng.n->bytes_sent : &r2_eng.n->bytes_received, r->size);
     }
     if (r->copy)
         r2_buffered_free(r);
@@ -147,7 +145,7 @@ static void finish_all(struct r2_conn *c, int err)
         if (c->reqs[i].attached)
             r2_req_finish(&c->reqs[i], err);
     }
-    if (c->out)
+    if (c->peer->out)
         c->peer->todo |= R2_TODO_KICK;
 }
 
@@ -160,7 +158,8 @@ static void tell_failed(const struct r2_conn *c, int err)
 
     if (c->peer->life != R2_PEER_ALIVE)
         return;
-    snprintf(cause, sizeof(cause), "%s: %s", c->out ? "sending" : "receiving", strerror(-err));
+    snprintf(cause, sizeof(cause), "%s: %s", c->peer->out ? "sending" : "receiving",
+             strerror(-err));
     ev.nic = r2_nic_name(c->home);
     ev.cause = cause;
     r2_control_journal(r2_eng.ctl, &ev);
@@ -172,7 +171,7 @@ void r2_conn_fail(struct r2_conn *c, int err)
         return;
     if (c->state == R2_CONN_OPENING)
         c->peer->opening--;
-    c->word = c->state == R2_CONN_OPEN && !c->remote_closed && c->peer->life == R2_PEER_ALIVE
+    c->word = c->state == R2_CONN_OPEN && !r2_conn_is_left(c) && c->peer->life == R2_PEER_ALIVE
                   ? R2_WORD_OWED
                   : R2_WORD_NONE;
     c->state = R2_CONN_FAILED;
@@ -181,7 +180,7 @@ void r2_conn_fail(struct r2_conn *c, int err)
     r2_list_del(&c->ready);
     r2_list_del(&c->acks);
     /* What has arrived whole, and only waits for its acknowledgement to leave, is no loss. */
-    for (uint64_t s = c->oldest; !c->out && s < c->next_seq; s++) {
+    for (uint64_t s = c->oldest; !c->peer->out && s < c->next_seq; s++) {
         struct r2_req *r = r2_conn_req(c, s);
 
         if (r && r->arrived)
@@ -210,20 +209,18 @@ void r2_conn_out_open(struct r2_conn *c)
 
 void r2_conn_out_close(struct r2_conn *c)
 {
-    struct r2_msg_close m = {.conn = c->id, .from_sender = c->out};
+    struct r2_msg_close m = {.conn = c->id, .from_sender = c->peer->out};
     struct r2_path *path = r2_path_for_ctrl(c->peer, -1, -1);
     struct r2_msg_lane lanes[R2_PATHS_MAX];
 
-    m.cumulative = c->out ? c->next_seq : c->cum;
-    if (c->out && !c->under_way) {
+    m.cumulative = c->peer->out ? c->next_seq : c->cum;
+    if (c->peer->out && !c->under_way) {
         m.from_sender |= R2_CLOSE_IDLE;
         m.lanes = r2_revoke_lanes(c, lanes);
     }
     if (path)
         r2_out_frame(path, R2_F_CLOSE, &m, sizeof(m), lanes, m.lanes * sizeof(lanes[0]));
 }
-
-/* ---- requests */
 
 void r2_conn_end(struct r2_conn *c)
 {
@@ -244,4 +241,18 @@ void r2_conn_out_closed(struct r2_conn *c)
     else
         r2_conn_out_close(c);
     r2_conn_reap(c);
+}
+
+void r2_conns_leave(struct r2_peer *p)
+{
+    R2_FOR_EACH_CONN_SAFE (c, p) {
+        /* A connection that did not linger waits for no path either to say its end. */
+        if (c->state >= R2_CONN_CLOSING && !p->n_up)
+            r2_buffered_left(c);
+        if (!c->linger || c->state >= R2_CONN_CLOSING || c->oldest != c->next_seq)
+            continue;
+        r2_conn_end(c);
+        r2_conn_out_closed(c);
+        r2_conn_put(c);
+    }
 }

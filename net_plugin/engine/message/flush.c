@@ -68,7 +68,7 @@ void r2_flush_note_fenced(const struct r2_path *path)
     if (!r2_eng.device_memory || path->transport == R2_VIA_TCP)
         return;
     R2_FOR_EACH_CONN (c, path->peer) {
-        if (!c->out && awaits_device_bytes(c))
+        if (!c->peer->out && awaits_device_bytes(c))
             c->wrote[path->lnic]++;
     }
 }
@@ -104,7 +104,7 @@ int r2_engine_iflush(struct r2_conn *c, void *data, struct r2_mr *mr, struct r2_
     *out = NULL;
     if (atomic_load(&r2_eng.inert))
         return -EPERM;
-    if (!c || c->out)
+    if (!c || c->peer->out)
         return -EINVAL;
     if (!mr || !mr->device)
         return 0;

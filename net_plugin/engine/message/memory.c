@@ -64,7 +64,7 @@ static bool written_yet(const struct r2_conn *c)
 
     for (int i = 0; i < c->peer->n_paths; i++)
         one_sided |= c->peer->paths[i]->transport != R2_VIA_TCP;
-    return one_sided && !c->out && c->cum < c->next_seq;
+    return one_sided && !c->peer->out && c->cum < c->next_seq;
 }
 
 int r2_conn_detach(struct r2_conn *c, bool *revoke)

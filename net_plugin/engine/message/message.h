@@ -7,7 +7,7 @@
 #include "engine/path/path.h"
 
 /* ---- conn.c */
-struct r2_conn *r2_conn_new(struct r2_peer *p, uint64_t id, bool out);
+struct r2_conn *r2_conn_new(struct r2_peer *p, uint64_t id);
 static inline struct r2_conn *r2_conn_find(struct r2_peer *p, uint64_t id)
 {
     return r2_hash_get(&p->conns, id);
@@ -23,6 +23,9 @@ void r2_conn_out_close(struct r2_conn *c);
  * forgotten as soon as it knows. */
 void r2_conn_end(struct r2_conn *c);
 void r2_conn_out_closed(struct r2_conn *c);
+/* Ends the lingering connections of a peer that wait for nothing more (buffered.h). Its task only:
+ * connections may be freed. */
+void r2_conns_leave(struct r2_peer *p);
 void r2_conn_out_open(struct r2_conn *c);
 /* Takes a closed connection whose CLOSE is acknowledged out of the peer. */
 void r2_conn_reap(struct r2_conn *c);
@@ -42,14 +45,26 @@ int r2_send_on_ack(struct r2_conn *c, uint64_t cumulative, const struct r2_ack_r
                    uint32_t n);
 /* The receiver has fenced the path: what is missing goes back to the queue. */
 void r2_send_fenced(struct r2_path *path, uint32_t gen);
+/* So many more wait, or fewer: the connection is listed accordingly. */
+void r2_send_more(struct r2_conn *c, uint64_t bytes);
+
+/* ---- carries.c */
+/* It goes over the control lane, ahead of bulk. */
+static inline bool r2_send_is_eager(const struct r2_req *r)
+{
+    return r->size <= r->conn->eager;
+}
+/* The clear-to-send of that message, or NULL. */
+static inline const struct r2_cts_slot *r2_send_cts(const struct r2_conn *c, uint64_t seq)
+{
+    const struct r2_cts_slot *s = &c->cts[seq % R2_WINDOW];
+
+    return s->valid && s->seq == seq ? s : NULL;
+}
 /* Bytes of the message that bulk lanes may take now. */
 uint64_t r2_send_waiting(const struct r2_req *r);
 /* The connection's first message of which there are any, or NULL. */
 const struct r2_req *r2_send_first_waiting(struct r2_conn *c);
-/* So many more wait, or fewer: the connection is listed accordingly. */
-void r2_send_more(struct r2_conn *c, uint64_t bytes);
-/* The clear-to-send of that message, or NULL. */
-const struct r2_cts_slot *r2_send_cts(const struct r2_conn *c, uint64_t seq);
 /* The message is from or to memory of a device, which sockets do not carry. */
 bool r2_send_device(const struct r2_req *r);
 /* The path can carry the message: its memory is registered with the NICs of both ends, or read and
@@ -90,8 +105,8 @@ static inline bool r2_conn_narrow(void)
 int r2_conn_stays(const struct r2_conn *c);
 /* Memory may be registered with some NICs only. If those only stand by, have weight 0 or are not
  * the home NIC, its messages would wait for ever: finds such connections, for which these rules do
- * not hold (r2_conn.any_path). */
-void r2_peer_allow_any_path(struct r2_peer *p);
+ * not hold (R2_WAYS_ANY). */
+void r2_peer_find_ways(struct r2_peer *p);
 /* The same for a message that begins to wait for a bulk lane, before its connection is listed. */
 void r2_conn_begins(struct r2_conn *c, const struct r2_req *r);
 /* S: what waits has no path that may carry it, as sockets may not: for so long, then it fails. */

@@ -53,7 +53,8 @@ void r2_recv_cts(struct r2_req *r, struct r2_path *path)
 void r2_recv_say_kept(struct r2_peer *p, uint64_t now)
 {
     R2_FOR_EACH_CONN (c, p) {
-        for (uint64_t s = c->oldest; !c->out && s < c->next_seq && c->state == R2_CONN_OPEN; s++) {
+        for (uint64_t s = c->oldest; !c->peer->out && s < c->next_seq && c->state == R2_CONN_OPEN;
+             s++) {
             struct r2_req *r = r2_conn_req(c, s);
 
             if (r && r->kept && !r->arrived && now > r->posted_at + KEPT_NS)
@@ -249,9 +250,9 @@ static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, u
     }
     if (bulk->conn == R2_CONN_TEST)
         return bulk->flags & R2_BULK_COPY ? -EPROTO : r2_path_test_claim(path, bulk);
-    if (c && !c->out)
+    if (c && !c->peer->out)
         r2_revoke_count(c, path);
-    if (!c || c->out || c->state != R2_CONN_OPEN)
+    if (!c || c->peer->out || c->state != R2_CONN_OPEN)
         return 1;
     c->small = 0;
     r = r2_conn_req(c, bulk->seq);
@@ -298,7 +299,7 @@ static struct r2_req *req_of(struct r2_peer *p, const struct r2_bulk *bulk)
 {
     struct r2_conn *c = r2_conn_find(p, bulk->conn);
 
-    return c && !c->out ? r2_conn_req(c, bulk->seq) : NULL;
+    return c && !c->peer->out ? r2_conn_req(c, bulk->seq) : NULL;
 }
 
 /* The claim that covers this chunk, or NULL. */

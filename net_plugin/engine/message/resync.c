@@ -24,9 +24,9 @@ static void resync_paths(struct r2_peer *p, struct r2_path *via)
 
 static void resync_conn(struct r2_conn *c, struct r2_path *via)
 {
-    if (c->out && (c->state == R2_CONN_OPENING || c->state == R2_CONN_OPEN))
+    if (c->peer->out && (c->state == R2_CONN_OPENING || c->state == R2_CONN_OPEN))
         r2_conn_out_open(c);
-    if (!c->out && c->state != R2_CONN_FAILED) {
+    if (!c->peer->out && c->state != R2_CONN_FAILED) {
         r2_recv_repeat(c, via);
         c->cts_sent = 0; /* credit that was on its way may be lost: the next receive says it */
         for (uint64_t s = c->oldest; s < c->next_seq && c->state == R2_CONN_OPEN; s++) {

@@ -39,7 +39,7 @@ void r2_revoke_count(struct r2_conn *c, const struct r2_path *path)
     if (!one_sided(path))
         return;
     count(&c->lanes[path->index], path->gen);
-    c->under_way += c->out;
+    c->under_way += c->peer->out;
 }
 
 uint32_t r2_revoke_lanes(const struct r2_conn *c, struct r2_msg_lane out[R2_PATHS_MAX])

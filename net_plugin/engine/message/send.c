@@ -6,40 +6,9 @@
 #include "engine/message/message.h"
 #include "util/crc32c.h"
 
-static bool is_eager(const struct r2_req *r)
+static uint64_t bulk_waiting(const struct r2_req *r)
 {
-    return r->size <= r->conn->eager;
-}
-
-const struct r2_cts_slot *r2_send_cts(const struct r2_conn *c, uint64_t seq)
-{
-    const struct r2_cts_slot *s = &c->cts[seq % R2_WINDOW];
-
-    return s->valid && s->seq == seq ? s : NULL;
-}
-
-/* Bytes of a message that bulk lanes may take now. */
-static uint64_t bulk_waiting(const struct r2_conn *c, const struct r2_req *r)
-{
-    if (!r || is_eager(r) || c->revocation || !r2_send_cts(c, r->seq))
-        return 0;
-    return r2_send_waiting_bytes(&r->led.send);
-}
-
-uint64_t r2_send_waiting(const struct r2_req *r)
-{
-    return bulk_waiting(r->conn, r);
-}
-
-const struct r2_req *r2_send_first_waiting(struct r2_conn *c)
-{
-    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
-        const struct r2_req *r = r2_conn_req(c, s);
-
-        if (bulk_waiting(c, r))
-            return r;
-    }
-    return NULL;
+    return r ? r2_send_waiting(r) : 0;
 }
 
 /* How long nothing could carry what waits is counted from now on: nobody looks at connections that
@@ -56,7 +25,7 @@ static void recount(struct r2_conn *c)
 {
     c->waiting = 0;
     for (uint64_t s = c->oldest; s < c->next_seq; s++)
-        c->waiting += bulk_waiting(c, r2_conn_req(c, s));
+        c->waiting += bulk_waiting(r2_conn_req(c, s));
     if (!c->waiting)
         r2_list_del(&c->ready);
     else if (r2_list_empty(&c->ready))
@@ -99,14 +68,14 @@ static bool send_eager(struct r2_conn *c, struct r2_req *r)
 
 void r2_send_pump(struct r2_conn *c)
 {
-    if (!c->out || (c->state != R2_CONN_OPEN))
+    if (!c->peer->out || (c->state != R2_CONN_OPEN))
         return;
     for (uint64_t s = c->oldest; s < c->next_seq; s++) {
         struct r2_req *r = r2_conn_req(c, s);
 
         if (!r || r2_send_idle(&r->led.send))
             continue;
-        if (!is_eager(r))
+        if (!r2_send_is_eager(r))
             continue;
         if (s >= c->posted + R2_EAGER_AHEAD || !send_eager(c, r))
             return;
@@ -124,7 +93,7 @@ void r2_send_start(struct r2_req *r)
         r2_conn_fail(c, -EMSGSIZE);
         return;
     }
-    if (is_eager(r)) {
+    if (r2_send_is_eager(r)) {
         r2_send_pump(c);
     } else if (cts) {
         r2_conn_begins(c, r);
@@ -163,9 +132,9 @@ void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_
         r2_conn_fail(c, -EMSGSIZE);
         return;
     }
-    if (fresh && bulk_waiting(c, r)) {
+    if (fresh && bulk_waiting(r)) {
         r2_conn_begins(c, r);
-        r2_send_more(c, bulk_waiting(c, r));
+        r2_send_more(c, bulk_waiting(r));
     }
     r2_send_pump(c);
     if (!r2_list_empty(&c->ready))
@@ -182,6 +151,8 @@ static void resumed(struct r2_path *path)
     uint64_t took = p->resume_idle ? 0 : r2_peer_now(p) - p->resume_from;
 
     r2_path_journal(path, R2_EV_RESUME, 0, took, p->resume_idle ? "was idle" : "");
+    if (!p->resume_idle)
+        r2_count_time(&r2_eng.n->resume, took);
     p->resume_from = 0;
 }
 
@@ -215,12 +186,12 @@ static int64_t ack_req(struct r2_conn *c, uint64_t seq, const struct r2_ack_rang
 
     if (!r)
         return 0;
-    before = bulk_waiting(c, r);
+    before = bulk_waiting(r);
     n = range ? r2_send_ack(&r->led.send, range->offset, range->len, report, c->peer)
               : r2_send_ack_all(&r->led.send, report, c->peer);
     if (n < 0)
         return n;
-    if (bulk_waiting(c, r) != before)
+    if (bulk_waiting(r) != before)
         recount(c); /* bytes that were queued for replay had arrived */
     if (r2_send_complete(&r->led.send))
         r2_req_finish(r, 0);
@@ -245,11 +216,12 @@ void r2_send_fenced(struct r2_path *path, uint32_t gen)
 {
     struct r2_peer *p = path->peer;
     struct r2_send_replay again = {0, 0};
+    uint64_t took;
 
     R2_FOR_EACH_CONN (c, p) {
         bool any = false;
 
-        for (uint64_t s = c->oldest; s < c->next_seq && c->out; s++) {
+        for (uint64_t s = c->oldest; s < c->next_seq && c->peer->out; s++) {
             struct r2_req *r = r2_conn_req(c, s);
 
             if (r && r2_send_path_down(&r->led.send, path->index, gen, &again))
@@ -262,7 +234,9 @@ void r2_send_fenced(struct r2_path *path, uint32_t gen)
     if (!r2_past_carried(path->past) || (path->past == R2_PAST_CLOSED && !again.bytes))
         return;
     path->sum.replayed += again.bytes;
-    r2_path_journal(path, R2_EV_REPLAY, again.bytes, r2_peer_now(path->peer) - path->down.at, "");
+    took = r2_peer_now(path->peer) - path->down.at;
+    r2_path_journal(path, R2_EV_REPLAY, again.bytes, took, "");
+    r2_count_time(&r2_eng.n->failover, took);
     r2_count(&r2_eng.n->replayed_bytes, again.bytes);
     r2_count(&r2_eng.n->replayed_chunks, again.chunks);
     r2_count(&r2_control_nic_counters(r2_eng.ctl, path->lnic)->replayed_bytes, again.bytes);
@@ -270,47 +244,4 @@ void r2_send_fenced(struct r2_path *path, uint32_t gen)
     p->resume_from = path->down.at;
     p->resume_idle = p->active == 0;
     p->todo |= R2_TODO_KICK;
-}
-
-bool r2_send_device(const struct r2_req *r)
-{
-    const struct r2_cts_slot *cts = r2_send_cts(r->conn, r->seq);
-
-    return (r->mr && r->mr->device) || (cts && cts->device);
-}
-
-bool r2_send_carries(const struct r2_path *path, const struct r2_req *r)
-{
-    const struct r2_cts_slot *cts = r2_send_cts(r->conn, r->seq);
-
-    if (path->transport == R2_VIA_TCP)
-        return !r2_send_device(r);
-    /* Queue pairs write alone: a message that is whole with a copy's bytes is over while a write to
-     * its place is still under way. */
-    return cts && cts->keys[path->rnic] && !r2_send_doubled(&r->led.send) && r->mr &&
-           r2_eng.ops->registered(path->ep, r->mr->keys);
-}
-
-void r2_send_fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
-                  const struct r2_chunk *chunk, struct r2_bulk *bulk)
-{
-    const struct r2_cts_slot *cts = r2_send_cts(c, r->seq);
-    uint64_t now = r2_peer_now(path->peer);
-    struct r2_rate_stamp stamp;
-
-    memset(bulk, 0, sizeof(*bulk));
-    bulk->conn = c->id;
-    bulk->seq = r->seq;
-    bulk->offset = chunk->off;
-    bulk->total = r->size;
-    bulk->len = chunk->len;
-    bulk->data = r->data + chunk->off;
-    bulk->remote_addr = cts ? cts->addr + chunk->off : 0;
-    bulk->remote_key = cts ? cts->keys[path->rnic] : 0;
-    bulk->keys = r->mr ? r->mr->keys : NULL;
-    r2_revoke_count(c, path);
-    r2_trial_took(&path->trial, r2_grey_path_doubted(path), path->flow.chunk_at, chunk->len, now);
-    path->flow.chunk_at = now;
-    r2_pathrate_on_send(&path->rate, chunk->len, now, &stamp);
-    r2_send_stamp(&r->led.send, chunk, &stamp);
 }

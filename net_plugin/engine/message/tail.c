@@ -143,7 +143,8 @@ bool r2_tail_take(struct r2_path *path, struct r2_bulk *bulk)
     refill(p, now);
     R2_FOR_EACH_CONN (c, p) {
         /* What was revoked is cleared no more, wherever the original is. */
-        if (c->out && c->state == R2_CONN_OPEN && !c->revocation && take_from(path, c, bulk, now))
+        if (c->peer->out && c->state == R2_CONN_OPEN && !c->revocation &&
+            take_from(path, c, bulk, now))
             return true;
     }
     /* Known to be slow, and not overdue yet: somebody has to look again in time. */

@@ -9,11 +9,7 @@ bool r2_conn_home_alive(const struct r2_conn *c)
 {
     const struct r2_peer *p = c->peer;
 
-    for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->lnic == c->home && r2_path_may(p->paths[i]) >= R2_MAY_BEST)
-            return true;
-    }
-    return false;
+    return R2_ANY_PATH(path, p, path->lnic == c->home && r2_path_may(path) >= R2_MAY_BEST);
 }
 
 int r2_conn_stays(const struct r2_conn *c)
@@ -41,12 +37,9 @@ static bool served(const struct r2_conn *c, const struct r2_req *r)
     const struct r2_peer *p = c->peer;
     int stays = r2_conn_stays(c);
 
-    for (int i = 0; i < p->n_paths; i++) {
-        if (r2_path_may(p->paths[i]) >= R2_MAY_LIMITED &&
-            (stays < 0 || p->paths[i]->lnic == stays) && r2_send_carries(p->paths[i], r))
-            return true;
-    }
-    return false;
+    return R2_ANY_PATH(path, p,
+                       r2_path_may(path) >= R2_MAY_LIMITED && (stays < 0 || path->lnic == stays) &&
+                           r2_send_carries(path, r));
 }
 
 static bool only_stands_by(const struct r2_conn *c, const struct r2_req *r)
@@ -55,36 +48,33 @@ static bool only_stands_by(const struct r2_conn *c, const struct r2_req *r)
 
     if (served(c, r))
         return false;
-    for (int i = 0; i < p->n_paths; i++) {
-        if (r2_path_may(p->paths[i]) >= R2_MAY_LAST_RESORT && r2_send_carries(p->paths[i], r))
-            return true;
-    }
-    return false;
+    return R2_ANY_PATH(path, p,
+                       r2_path_may(path) >= R2_MAY_LAST_RESORT && r2_send_carries(path, r));
+}
+
+static enum r2_conn_ways ways_of(const struct r2_conn *c, const struct r2_req *r)
+{
+    return only_stands_by(c, r) ? R2_WAYS_ANY : R2_WAYS_RULED;
 }
 
 void r2_conn_begins(struct r2_conn *c, const struct r2_req *r)
 {
     bool alone = r2_list_empty(&c->ready); /* nothing else of it waits: earlier ones do not count */
 
-    if (alone || !c->any_path)
-        c->any_path = only_stands_by(c, r);
-    c->peer->any_path |= c->any_path;
+    if (alone || c->ways == R2_WAYS_RULED)
+        c->ways = ways_of(c, r);
 }
 
-void r2_peer_allow_any_path(struct r2_peer *p)
+void r2_peer_find_ways(struct r2_peer *p)
 {
-    if (p->any_path) {
-        R2_FOR_EACH_CONN (c, p)
-            c->any_path = false;
-    }
-    p->any_path = false;
     R2_FOR_EACH_READY (c, p) {
-        for (uint64_t s = c->oldest; s < c->next_seq && !c->any_path; s++) {
+        c->ways = R2_WAYS_RULED;
+        for (uint64_t s = c->oldest; s < c->next_seq && c->ways == R2_WAYS_RULED; s++) {
             struct r2_req *r = r2_conn_req(c, s);
 
-            c->any_path = r && r2_send_waiting(r) && only_stands_by(c, r);
+            if (r && r2_send_waiting(r))
+                c->ways = ways_of(c, r);
         }
-        p->any_path |= c->any_path;
     }
 }
 

@@ -18,15 +18,11 @@ static void nudge(struct r2_ep *ep, void *unused)
 
 static void fault_event(int nic, enum r2_seg_event event, const char *cause)
 {
-    struct r2_control_event ev = {.event = event, .nic = r2_nic_name(nic), .cause = cause};
     char text[80];
 
     r2_fault_text(nic, text, sizeof(text));
     r2_control_nic_fault(r2_eng.ctl, r2_eng.nic_state[nic].row, text[0] ? text : NULL);
-    if (!cause)
-        ev.cause = text;
-    r2_eng.nic_state[nic].fault_told = text[0];
-    r2_control_journal(r2_eng.ctl, &ev);
+    r2_nic_journal(nic, event, cause ? cause : text);
 }
 
 static int fail_nic(const struct r2_control_cmd *cmd)
@@ -52,10 +48,12 @@ void r2_nic_inject(int nic, const struct r2_fault *fault)
 
 void r2_nic_clear_fault(int nic, const char *who, uint64_t now)
 {
+    bool had = !r2_fault_none(nic);
+
     r2_fault_clear(nic);
-    if (r2_eng.nic_state[nic].fault_told)
+    if (had)
         fault_event(nic, R2_EV_FAULT_CLEARED, who);
-    r2_nicstate_forgive(nic, true, now);
+    r2_nicstate_forgive(nic, now);
 }
 
 static int recover_nic(const struct r2_control_cmd *cmd, char *result, size_t size, uint64_t now)
@@ -72,12 +70,13 @@ static int recover_nic(const struct r2_control_cmd *cmd, char *result, size_t si
 
 static void tick_fault(int nic, uint64_t now)
 {
+    enum r2_fault_news news = r2_fault_tick(nic, now);
     char text[80];
 
-    if (!r2_fault_tick(nic, now))
+    if (news == R2_FAULT_SAME)
         return;
     r2_fault_text(nic, text, sizeof(text));
-    if (!text[0] && r2_eng.nic_state[nic].fault_told)
+    if (news == R2_FAULT_OVER)
         fault_event(nic, R2_EV_FAULT_CLEARED, "over");
     else
         r2_control_nic_fault(r2_eng.ctl, r2_eng.nic_state[nic].row, text[0] ? text : NULL);
@@ -85,13 +84,6 @@ static void tick_fault(int nic, uint64_t now)
 }
 
 /* ---- drains and weights */
-
-static void operator_event(int nic, enum r2_seg_event event, const char *cause)
-{
-    struct r2_control_event ev = {.event = event, .nic = r2_nic_name(nic), .cause = cause};
-
-    r2_control_journal(r2_eng.ctl, &ev);
-}
 
 static int drain_nic(const struct r2_control_cmd *cmd, char *result, size_t size, uint64_t now)
 {
@@ -108,7 +100,7 @@ static int drain_nic(const struct r2_control_cmd *cmd, char *result, size_t size
             r2_eng.device_memory ? " with RDMA, which memory of GPUs needs" : "");
         return -EBUSY;
     }
-    operator_event(cmd->nic, R2_EV_OPERATOR, left ? "drain-nic" : "drain-nic --force");
+    r2_nic_journal(cmd->nic, R2_EV_OPERATOR, left ? "drain-nic" : "drain-nic --force");
     r2_nicstate_drain(cmd->nic, now);
     snprintf(result, size, "%s is being drained", r2_nic_name(cmd->nic));
     return 0;
@@ -119,7 +111,7 @@ static int undrain_nic(const struct r2_control_cmd *cmd, char *result, size_t si
     enum r2_nic_word word = r2_nic_word(cmd->nic);
     bool out = word == R2_NIC_DRAINED || word == R2_NIC_DAMPED;
 
-    operator_event(cmd->nic, R2_EV_OPERATOR, "undrain-nic");
+    r2_nic_journal(cmd->nic, R2_EV_OPERATOR, "undrain-nic");
     r2_nicstate_undrain(cmd->nic, now);
     snprintf(result, size,
              out ? "%s may be used again, once test chunks have arrived on it"
@@ -142,7 +134,7 @@ static int set_weight(const struct r2_control_cmd *cmd, char *result, size_t siz
     r2_control_nic_weight(r2_eng.ctl, s->row, cmd->weight);
     snprintf(cause, sizeof(cause), "operator: %u%s", cmd->weight,
              cmd->weight ? "" : ", a warm spare");
-    operator_event(cmd->nic, R2_EV_WEIGHT, cause);
+    r2_nic_journal(cmd->nic, R2_EV_WEIGHT, cause);
     r2_nicstate_announce(cmd->nic);
     snprintf(result, size, "%s has weight %u", r2_nic_name(cmd->nic), cmd->weight);
     return 0;
@@ -173,7 +165,6 @@ static int on_command(void *arg, const struct r2_control_cmd *cmd, char *result,
 void r2_niccmd_tick(uint64_t now)
 {
     r2_control_poll(r2_eng.ctl, on_command, &now);
-    r2_nicfaults_tick(now);
     for (int i = 0; i < r2_local.n; i++)
         tick_fault(i, now);
 }

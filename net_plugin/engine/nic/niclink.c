@@ -67,20 +67,20 @@ static bool has_interface(int nic)
 
 static bool missing(int nic)
 {
-    return atomic_load(&r2_eng.nic_state[nic].addr_gone);
+    return atomic_load(&r2_eng.nic_state[nic].place) == R2_PLACE_MISSING;
 }
 
 static void lost(int nic, const char *cause, uint64_t now)
 {
-    if (!atomic_exchange(&r2_eng.nic_state[nic].addr_gone, true))
+    if (r2_nicstate_place(nic, R2_PLACE_EV_LOST, cause, now))
         lost_at[nic] = now;
-    r2_nicstate_link(nic, false, cause, now);
 }
 
 static void comes_up(int nic, uint64_t now)
 {
-    r2_nicstate_link(nic, true, place_news[nic][0] ? place_news[nic] : "link up", now);
-    place_news[nic][0] = 0;
+    if (r2_nicstate_place(nic, R2_PLACE_EV_LINK_UP,
+                          place_news[nic][0] ? place_news[nic] : "link up", now))
+        place_news[nic][0] = 0;
 }
 
 /* ---- questions, and whether answers count */
@@ -166,7 +166,7 @@ static void move(int nic, const struct r2_nic *to, const char *cause, uint64_t n
 {
     char addr[64];
 
-    r2_nicstate_link(nic, false, cause, now);
+    r2_nicstate_place(nic, R2_PLACE_EV_LINK_DOWN, cause, now);
     r2_local_move(nic, to);
     r2_control_nic_addr(r2_eng.ctl, r2_eng.nic_state[nic].row,
                         r2_addr_text((const struct sockaddr *)&to->addr, addr, sizeof(addr)),
@@ -224,8 +224,8 @@ static void find_again(int nic, const struct r2_nicask *got, uint64_t now)
     } else if (missing(nic)) {
         snprintf(place_news[nic], sizeof(place_news[nic]), "its address is back");
     }
-    atomic_store(&r2_eng.nic_state[nic].addr_gone, deaf[nic]);
-    if (at.link_up && !deaf[nic])
+    r2_nicstate_place(nic, deaf[nic] ? R2_PLACE_EV_LOST : R2_PLACE_EV_FOUND, place_news[nic], now);
+    if (at.link_up)
         comes_up(nic, now);
 }
 
@@ -237,7 +237,7 @@ static bool needs_place(int nic)
     if (r2_local.nics[nic].loopback || r2_local.nics[nic].bare)
         return false;
     return missing(nic) ||
-           (!deaf[nic] && !atomic_load(&s->trusted) && atomic_load(&s->census[R2_CENSUS_OK]) <= 0);
+           (!deaf[nic] && !r2_nic_trusted(nic) && atomic_load(&s->census[R2_CENSUS_OK]) <= 0);
 }
 
 static void look_for_place(int nic, uint64_t now)
@@ -263,10 +263,10 @@ static void on_address(int nic, bool added, const struct sockaddr *addr, uint64_
 
 static void link_event(int nic, bool up, uint64_t now)
 {
-    if (!up)
-        r2_nicstate_link(nic, false, "link down", now);
-    else if (!missing(nic))
+    if (up)
         comes_up(nic, now);
+    else
+        r2_nicstate_place(nic, R2_PLACE_EV_LINK_DOWN, "link down", now);
 }
 
 static void on_link(void *arg, int ifindex, enum r2_link_event event, const struct sockaddr *addr)
@@ -294,7 +294,7 @@ static void ask_where_answers_differ(uint64_t before)
         int ifindex = r2_local.nics[i].ifindex;
 
         if (has_interface(i) && !missing(i) && r2_linkwatch_since(r2_eng.watch, ifindex, before) &&
-            (r2_linkwatch_told(r2_eng.watch, ifindex) == R2_LINK_UP) != r2_eng.nic_state[i].link_up)
+            (r2_linkwatch_told(r2_eng.watch, ifindex) == R2_LINK_UP) != r2_nic_is_up(i))
             link_due[i] = true;
     }
 }
@@ -387,7 +387,7 @@ enum r2_carrier r2_niclink_carrier(int nic, uint64_t now)
 {
     if (!has_interface(nic))
         return r2_local.nics[nic].loopback || r2_nic_port_up(nic) ? R2_CARRIER_UP : R2_CARRIER_DOWN;
-    if (missing(nic) || !r2_eng.nic_state[nic].link_up)
+    if (!r2_nic_is_up(nic))
         return R2_CARRIER_DOWN;
     /* `now` may be older than the look that found it up. */
     return carrier_at[nic] && now < carrier_at[nic] + CARRIER_NS ? R2_CARRIER_UP

@@ -67,20 +67,13 @@ static enum found behind(int nic, char *text, size_t cap)
     return BAD;
 }
 
-static void journal(int nic, const char *cause)
-{
-    struct r2_control_event ev = {.event = R2_EV_WARNING, .nic = r2_nic_name(nic), .cause = cause};
-
-    r2_control_journal(r2_eng.ctl, &ev);
-}
-
 static void take_back(int nic, enum kind kind)
 {
     const char *what = kind == LOSSY ? "its segments are hardly sent again any more"
                                      : "carries as much as its siblings again";
 
     quality[nic].of[kind].told = false;
-    journal(nic, what);
+    r2_nic_journal(nic, R2_EV_WARNING, what);
     r2_nicstate_remark(nic, "");
     R2_INFO("NIC %s: %s", r2_nic_name(nic), what);
 }
@@ -121,7 +114,7 @@ static void tell(enum kind kind)
         if (q->of[kind].told || q->of[kind].bad < looks_along[kind])
             continue;
         q->of[kind].told = true;
-        journal(i, q->of[kind].text);
+        r2_nic_journal(i, R2_EV_WARNING, q->of[kind].text);
         snprintf(names + at, sizeof(names) - at, "%sNIC %s: %s", at ? "; " : "", r2_nic_name(i),
                  q->of[kind].text);
     }
@@ -133,7 +126,7 @@ static void remark(int nic)
 {
     const struct quality *q = &quality[nic];
 
-    if (!atomic_load(&r2_eng.nic_state[nic].trusted))
+    if (!r2_nic_trusted(nic))
         return;
     for (int kind = 0; kind < KINDS; kind++) {
         if (q->of[kind].told) {

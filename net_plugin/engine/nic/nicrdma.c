@@ -57,8 +57,6 @@ int r2_nic_add_ports(int n)
         r2_local.nics[n + i] = found[i];
         r2_nics_append(r2_local.nics, n + i, seed[i]);
         atomic_store(&port_down[n + i], !found[i].link_up);
-        r2_eng.nic_state[n + i].link_up = found[i].link_up;
-        atomic_init(&r2_eng.nic_state[n + i].word, found[i].link_up ? R2_NIC_USABLE : R2_NIC_DOWN);
     }
     return n + m;
 }
@@ -110,29 +108,24 @@ bool r2_nic_serves(int nic)
 
 void r2_nic_transport(int nic, int transport, bool up, const char *cause, uint64_t now)
 {
-    struct r2_peer **peers;
-    int n;
-
     /* Its endpoints have ended with a reason of their own. Up is left to thread 0, as for links. */
     if (r2_local.nics[nic].bare) {
         atomic_store(&port_down[nic], !up);
         if (!up)
-            r2_nicstate_link(nic, false, cause, now);
+            r2_nicstate_place(nic, R2_PLACE_EV_LINK_DOWN, cause, now);
     }
     if (!up)
         return;
-    peers = r2_peer_all(&n);
-    for (int i = 0; i < n; i++) {
-        r2_peer_lock(peers[i]);
-        for (int k = 0; k < peers[i]->n_paths; k++) {
-            if (peers[i]->paths[k]->lnic == nic && peers[i]->paths[k]->transport == transport)
-                peers[i]->paths[k]->attempt.next_at = 0;
+    R2_FOR_EACH_PEER(p)
+    {
+        r2_peer_lock(p);
+        R2_FOR_EACH_PATH (path, p) {
+            if (path->lnic == nic && path->transport == transport)
+                path->attempt.next_at = 0;
         }
-        r2_peer_unlock(peers[i]);
-        r2_peer_wake(peers[i]);
-        r2_peer_put(peers[i]);
+        r2_peer_unlock(p);
+        r2_peer_wake(p);
     }
-    free(peers);
 }
 
 void r2_nic_publish_rdma(void)

@@ -20,9 +20,10 @@ bool r2_nic_serves(int nic);
 
 /* ---- nicstate.c */
 bool r2_nic_usable(int nic);
-/* What engine/locate found about a local NIC: it fails for all peers at once, or works again. Takes
- * peers' locks: the caller holds none. */
-void r2_nicstate_located(int nic, bool usable, const char *why, uint64_t now);
+/* What engine/locate found about a local NIC: it fails for all peers at once, and is asked at
+ * `recover_at` whether it works again; or (0) it does. Takes peers' locks: the caller holds none.
+ */
+void r2_nicstate_located(int nic, uint64_t recover_at, const char *why, uint64_t now);
 /* Calls `each` with every endpoint of the NIC that is not closed, of all peers; outside all locks.
  */
 void r2_nic_eps(int nic, void (*each)(struct r2_ep *ep, void *arg), void *arg);
@@ -35,8 +36,8 @@ void r2_nicstate_tick(uint64_t now);
 void r2_nicstate_drain(int nic, uint64_t now);
 /* Undoes a drain; forgets past failures, here and at the peers. */
 void r2_nicstate_undrain(int nic, uint64_t now);
-/* Past failures are forgotten; `tell`: by the peers too. */
-void r2_nicstate_forgive(int nic, bool tell, uint64_t now);
+/* Past failures are forgotten, by the peers too. */
+void r2_nicstate_forgive(int nic, uint64_t now);
 /* Tells all peers the NIC's state and weight, and weighs their paths anew. */
 void r2_nicstate_announce(int nic);
 /* Operators see that nobody can connect to it, or that one can again. */
@@ -45,9 +46,9 @@ void r2_nicstate_deaf(int nic, bool deaf);
  * changes. The text is always the same one. */
 void r2_nicstate_remark(int nic, const char *cause);
 
-/* The kernel says that the link is up or down, or that the NIC's address is gone. I/O thread 0,
- * and the thread of a port without an interface. */
-void r2_nicstate_link(int nic, bool up, const char *cause, uint64_t now);
+/* What happened to the NIC's place; whether that changes it. I/O thread 0, and the thread of a port
+ * without an interface. */
+bool r2_nicstate_place(int nic, enum r2_place_event event, const char *cause, uint64_t now);
 
 /* ---- niclink.c: links, addresses and interfaces of this node's NICs. I/O thread 0, which waits
  * for none of this: the kernel's answers come when they come, and a NIC is what it was until then.
@@ -72,11 +73,6 @@ enum r2_carrier r2_niclink_carrier(int nic, uint64_t now);
 /* I/O thread 0, without locks: time passes; what is done about it once a second. */
 void r2_nicreach_tick(uint64_t now);
 void r2_nicreach_look(uint64_t now);
-/* The NIC of a peer which only sends to us that this one is to ask, -1: none. Under its lock. */
-int r2_nicreach_pair(const struct r2_peer *p, int nic);
-/* Such peers were asked over the NIC: some answered, and how many did not. */
-void r2_nicreach_asked(int nic, bool answered, int in_vain_of);
-
 /* ---- nicquality.c: NICs that work, and lose packets or carry far less than the others. I/O thread
  * 0. */
 void r2_nicquality_tick(uint64_t now);

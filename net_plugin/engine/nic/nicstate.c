@@ -15,7 +15,6 @@
 #define LOOK_NS (1 * R2_NS_PER_S)
 #define UNUSED_NS (2 * R2_NS_PER_S) /* nobody tries a NIC that is back: no path needs it */
 
-static pthread_mutex_t nic_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool remarked[R2_MAX_NICS]; /* the row's cause is not the state's; under nic_lock */
 
 bool r2_nic_usable(int nic)
@@ -25,32 +24,24 @@ bool r2_nic_usable(int nic)
 
 static enum r2_health_state state_of(int nic)
 {
-    enum r2_health_state state;
-
-    pthread_mutex_lock(&nic_lock);
-    state = r2_eng.nic_state[nic].health.state;
-    pthread_mutex_unlock(&nic_lock);
-    return state;
+    return r2_nic_health(nic).state;
 }
 
 /* How long it has been in its state. */
 static uint64_t age_of(int nic, uint64_t now)
 {
-    uint64_t since;
+    uint64_t since = r2_nic_health(nic).since_ns;
 
-    pthread_mutex_lock(&nic_lock);
-    since = r2_eng.nic_state[nic].health.since_ns;
-    pthread_mutex_unlock(&nic_lock);
     return now > since ? now - since : 0;
 }
 
 /* ---- what follows from a state */
 
-static enum r2_nic_word word_of(const struct r2_nic_state *s)
+static enum r2_nic_word word_of(int nic)
 {
-    switch (s->health.state) {
+    switch (r2_eng.nic_state[nic].health.state) {
     case R2_HEALTH_FAILED:
-        return s->link_up ? R2_NIC_FAILED : R2_NIC_DOWN;
+        return r2_nic_is_up(nic) ? R2_NIC_FAILED : R2_NIC_DOWN;
     case R2_HEALTH_DRAINED:
         return R2_NIC_DRAINED;
     case R2_HEALTH_DAMPED:
@@ -72,9 +63,9 @@ static enum r2_seg_nic_state shown_as(enum r2_health_state state)
     return as[state];
 }
 
-/* A NIC at the brink comes into doubt and out of it time and again, and the journal is for failures
- * as well: the first doubts, then one a minute. What comes of a doubt that was told is told; what
- * comes of any but its end always is. Under nic_lock. True: told. */
+/* A NIC at the brink becomes suspect and healthy time and again, and the journal is for failures as
+ * well: it has the first suspicions, then one a minute. If it has a suspicion, it also has that it
+ * cleared. A suspicion that becomes a failure is always there. Under nic_lock. True: told. */
 static bool pass_doubt(int nic, bool begins, uint64_t now, unsigned *untold)
 {
     static struct r2_ratelimit doubts[R2_MAX_NICS];
@@ -126,11 +117,7 @@ static void tell_path(struct r2_path *path, enum r2_nic_word word, bool others, 
 
 static bool others_up(const struct r2_peer *p, int lnic)
 {
-    for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->lnic != lnic && r2_path_suffices(p->paths[i]))
-            return true;
-    }
-    return false;
+    return R2_ANY_PATH(path, p, path->lnic != lnic && r2_path_suffices(path));
 }
 
 static void tell_peer(struct r2_peer *p, int nic, bool news, bool forgiven, const char *cause)
@@ -158,15 +145,8 @@ static void tell_peer(struct r2_peer *p, int nic, bool news, bool forgiven, cons
 
 static void tell_all(int nic, bool news, bool forgiven, const char *cause)
 {
-    struct r2_peer **peers;
-    int n;
-
-    peers = r2_peer_all(&n);
-    for (int i = 0; i < n; i++) {
-        tell_peer(peers[i], nic, news, forgiven, cause);
-        r2_peer_put(peers[i]);
-    }
-    free(peers);
+    R2_FOR_EACH_PEER(p)
+    tell_peer(p, nic, news, forgiven, cause);
 }
 
 void r2_nicstate_announce(int nic)
@@ -184,23 +164,23 @@ static bool nic_event(int nic, enum r2_health_event event, const char *cause, ui
     enum r2_nic_word word;
     bool changed, news;
 
-    pthread_mutex_lock(&nic_lock);
+    pthread_mutex_lock(&r2_eng.nic_lock);
     before = s->health.state;
-    changed = (event != R2_HEALTH_EV_PROBE || s->link_up) && r2_health_step(&s->health, event, now);
+    changed = (event != R2_HEALTH_EV_PROBE || r2_nic_is_up(nic)) &&
+              r2_health_step(&s->health, event, now);
     after = s->health.state;
-    word = word_of(s);
+    word = word_of(nic);
     news = word != r2_nic_word(nic);
     atomic_fetch_add(&s->telling, news);
     atomic_store(&s->word, (unsigned char)word);
     if (news) /* last: see r2_nic_state */
         atomic_fetch_add(&s->epoch, 1);
-    atomic_store(&s->trusted, after == R2_HEALTH_HEALTHY || after == R2_HEALTH_SUSPECT);
     if (after != before) {
         r2_control_nic_state(r2_eng.ctl, s->row, shown_as(after), cause);
         remarked[nic] = false;
         journal(nic, before, after, cause, now);
     }
-    pthread_mutex_unlock(&nic_lock);
+    pthread_mutex_unlock(&r2_eng.nic_lock);
     if (news) {
         r2_eng.upper->nic_changed(nic);
         tell_all(nic, true, false, cause);
@@ -226,10 +206,10 @@ static void show_penalty(int nic, uint64_t now)
     struct r2_damp_rules rules;
 
     r2_damp_rules_get(&rules);
-    pthread_mutex_lock(&nic_lock);
+    pthread_mutex_lock(&r2_eng.nic_lock);
     r2_control_nic_damping(r2_eng.ctl, s->row, r2_damp_penalty(&s->damp, &rules, now),
                            r2_damp_reuse_at(&s->damp, &rules, now));
-    pthread_mutex_unlock(&nic_lock);
+    pthread_mutex_unlock(&r2_eng.nic_lock);
 }
 
 /* A NIC that was in use, or is being left alone, has failed once more. The last one that works is
@@ -241,13 +221,13 @@ static void count_failure(int nic, uint64_t now)
     bool suppress, others = others_usable(nic) > 0;
 
     r2_damp_rules_get(&rules);
-    pthread_mutex_lock(&nic_lock);
+    pthread_mutex_lock(&r2_eng.nic_lock);
     suppress = r2_damp_failure(&s->damp, &rules, now);
     if (suppress && !others) {
         r2_damp_release(&s->damp);
         suppress = false;
     }
-    pthread_mutex_unlock(&nic_lock);
+    pthread_mutex_unlock(&r2_eng.nic_lock);
     if (suppress)
         nic_event(nic, R2_HEALTH_EV_SUPPRESS, "it fails too often", now);
     show_penalty(nic, now);
@@ -269,18 +249,15 @@ static void nic_lost(int nic, enum r2_health_event event, const char *cause, uin
         count_failure(nic, now);
 }
 
-void r2_nicstate_forgive(int nic, bool tell, uint64_t now)
+void r2_nicstate_forgive(int nic, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
 
-    pthread_mutex_lock(&nic_lock);
-    r2_damp_clear(&s->damp);
-    pthread_mutex_unlock(&nic_lock);
+    r2_nic_forget(nic);
     show_penalty(nic, now);
-    if (nic_event(nic, R2_HEALTH_EV_REUSE, "past failures are forgotten", now) && !s->link_up)
+    if (nic_event(nic, R2_HEALTH_EV_REUSE, "past failures are forgotten", now) &&
+        !r2_nic_is_up(nic))
         nic_event(nic, R2_HEALTH_EV_LOSS, "link down", now);
-    if (!tell)
-        return;
     atomic_fetch_add(&s->forgiven, 1);
     atomic_fetch_add(&s->epoch, 1);
     tell_all(nic, false, true, "");
@@ -289,59 +266,53 @@ void r2_nicstate_forgive(int nic, bool tell, uint64_t now)
 /* ---- verdicts */
 
 /* Located failures are probed by engine/locate; paths go on trying as well. */
-void r2_nicstate_located(int nic, bool usable, const char *why, uint64_t now)
+void r2_nicstate_located(int nic, uint64_t recover_at, const char *why, uint64_t now)
 {
-    struct r2_nic_state *s = &r2_eng.nic_state[nic];
-
-    atomic_store(&s->located, !usable);
-    if (!usable)
+    atomic_store(&r2_eng.nic_state[nic].recover_at, recover_at);
+    if (recover_at)
         nic_lost(nic, R2_HEALTH_EV_LOSS, why, now);
-    else if (s->link_up)
+    else if (r2_nic_is_up(nic))
         nic_event(nic, R2_HEALTH_EV_PROBE, why, now);
 }
 
-/* ---- links */
+/* ---- its place */
 
-void r2_nicstate_link(int nic, bool up, const char *cause, uint64_t now)
+bool r2_nicstate_place(int nic, enum r2_place_event event, const char *cause, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
-    bool changed;
+    enum r2_place before, after;
 
-    pthread_mutex_lock(&nic_lock);
-    changed = s->link_up != up;
-    s->link_up = up;
-    if (changed)
-        r2_control_nic_link(r2_eng.ctl, s->row, up ? R2_SEG_LINK_UP : R2_SEG_LINK_DOWN);
-    pthread_mutex_unlock(&nic_lock);
-    if (!changed)
-        return;
-    if (up)
+    pthread_mutex_lock(&r2_eng.nic_lock);
+    before = atomic_load(&s->place);
+    after = r2_place_next(before, event);
+    atomic_store(&s->place, (unsigned char)after);
+    if ((before == R2_PLACE_UP) != (after == R2_PLACE_UP))
+        r2_control_nic_link(r2_eng.ctl, s->row,
+                            after == R2_PLACE_UP ? R2_SEG_LINK_UP : R2_SEG_LINK_DOWN);
+    pthread_mutex_unlock(&r2_eng.nic_lock);
+    if (before != after && after == R2_PLACE_UP)
         nic_event(nic, R2_HEALTH_EV_PROBE, cause, now);
-    else
+    else if (before != after && before == R2_PLACE_UP)
         nic_lost(nic, R2_HEALTH_EV_LOSS, cause, now);
+    return before != after;
 }
 
 void r2_nic_eps(int nic, void (*each)(struct r2_ep *ep, void *arg), void *arg)
 {
-    struct r2_peer **peers;
-    int n;
-
-    peers = r2_peer_all(&n);
-    for (int i = 0; i < n; i++) {
+    R2_FOR_EACH_PEER(p)
+    {
         struct r2_ep *eps[2 * R2_PATHS_MAX];
         int m;
 
-        r2_peer_lock(peers[i]);
-        m = r2_peer_eps(peers[i], eps, 2 * R2_PATHS_MAX);
-        r2_peer_unlock(peers[i]);
+        r2_peer_lock(p);
+        m = r2_peer_eps(p, eps, 2 * R2_PATHS_MAX);
+        r2_peer_unlock(p);
         for (int k = 0; k < m; k++) {
             if (r2_eng.ops->params(eps[k])->local_nic == nic)
                 each(eps[k], arg);
             r2_eng.ops->put(eps[k]);
         }
-        r2_peer_put(peers[i]);
     }
-    free(peers);
 }
 
 /* ---- drain */
@@ -398,9 +369,9 @@ void r2_nicstate_undrain(int nic, uint64_t now)
 
     s->drain_from = 0;
     r2_control_nic_draining(r2_eng.ctl, s->row, 0);
-    if (nic_event(nic, R2_HEALTH_EV_UNDRAIN, "operator: given back", now) && !s->link_up)
+    if (nic_event(nic, R2_HEALTH_EV_UNDRAIN, "operator: given back", now) && !r2_nic_is_up(nic))
         nic_event(nic, R2_HEALTH_EV_LOSS, "link down", now);
-    r2_nicstate_forgive(nic, true, now);
+    r2_nicstate_forgive(nic, now);
 }
 
 /* ---- time */
@@ -423,7 +394,7 @@ static void tick_census(int nic, uint64_t now)
         s->alone_at = 0;
     else if (!s->alone_at)
         s->alone_at = now;
-    if (state == R2_HEALTH_FAILED && s->link_up && ok > 0)
+    if (state == R2_HEALTH_FAILED && r2_nic_is_up(nic) && ok > 0)
         nic_event(nic, R2_HEALTH_EV_PROBE, "a path of it is back", now);
     else if (state == R2_HEALTH_PROBING && ok > 0)
         nic_event(nic, R2_HEALTH_EV_PROVEN, "test chunks have arrived", now);
@@ -442,19 +413,23 @@ static void tick_damping(int nic, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
     struct r2_damp_rules rules;
-    bool over, alone = !others_usable(nic);
+    bool forgiven, over, alone = !others_usable(nic);
 
     r2_damp_rules_get(&rules);
-    pthread_mutex_lock(&nic_lock);
-    over = r2_damp_tick(&s->damp, &rules, now);
+    pthread_mutex_lock(&r2_eng.nic_lock);
+    forgiven = !s->damp.suppressed; /* r2_nic_forget */
+    over = forgiven || r2_damp_tick(&s->damp, &rules, now);
     if (alone)
         r2_damp_release(&s->damp);
-    pthread_mutex_unlock(&nic_lock);
+    pthread_mutex_unlock(&r2_eng.nic_lock);
     if (!over && !alone)
         return;
-    nic_event(nic, R2_HEALTH_EV_REUSE, over ? "the penalty has faded" : "no other NIC is left",
+    nic_event(nic, R2_HEALTH_EV_REUSE,
+              forgiven ? "past failures are forgotten"
+              : over   ? "the penalty has faded"
+                       : "no other NIC is left",
               now);
-    if (!s->link_up)
+    if (!r2_nic_is_up(nic))
         nic_event(nic, R2_HEALTH_EV_LOSS, "link down", now);
 }
 
@@ -472,15 +447,13 @@ static void tick_nic(int nic, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
 
-    if (atomic_exchange(&s->forgive, false))
-        r2_nicstate_forgive(nic, false, now);
     /* A verdict's thread is still at it: if the NIC were probed now, its word would be usable again
      * before anybody heard that it had failed, and its paths would stay as they are. */
     if (atomic_load(&s->telling))
         return;
     if (state_of(nic) == R2_HEALTH_DAMPED)
         tick_damping(nic, now);
-    if (state_of(nic) == R2_HEALTH_FAILED && s->link_up && !atomic_load(&s->located))
+    if (state_of(nic) == R2_HEALTH_FAILED && r2_nic_is_up(nic) && !atomic_load(&s->recover_at))
         nic_event(nic, R2_HEALTH_EV_PROBE, "tried again", now);
     if (state_of(nic) == R2_HEALTH_RAMPING && age_of(nic, now) >= r2_eng.set->ramp_ns &&
         !awaits_word(nic))
@@ -520,8 +493,8 @@ static void add_row(int i)
         .speed_mbps = (uint32_t)n->speed_mbps,
         .numa = n->numa,
         .weight = atomic_load(&s->weight) ? (uint32_t)n->weight : 0,
-        .state = s->link_up ? R2_SEG_NIC_HEALTHY : R2_SEG_NIC_FAILED,
-        .link = s->link_up ? R2_SEG_LINK_UP : R2_SEG_LINK_DOWN,
+        .state = r2_nic_is_up(i) ? R2_SEG_NIC_HEALTHY : R2_SEG_NIC_FAILED,
+        .link = r2_nic_is_up(i) ? R2_SEG_LINK_UP : R2_SEG_LINK_DOWN,
     };
 
     row.addr = r2_nic_place_text(n, addr, sizeof(addr));
@@ -532,26 +505,24 @@ void r2_nicstate_deaf(int nic, bool deaf)
 {
     static const char cause[] = "cannot listen (R2CCL_PORT_RANGE has no free port?)";
     const struct r2_nic_state *s = &r2_eng.nic_state[nic];
-    struct r2_control_event ev = {
-        .event = R2_EV_WARNING, .nic = r2_nic_name(nic), .cause = deaf ? cause : "listens again"};
 
     /* Read and written under one lock: a state that is newer is not taken back in the row. */
-    pthread_mutex_lock(&nic_lock);
+    pthread_mutex_lock(&r2_eng.nic_lock);
     r2_control_nic_state(r2_eng.ctl, s->row, shown_as(s->health.state), deaf ? cause : "");
     remarked[nic] = false; /* said again if it still is so */
-    pthread_mutex_unlock(&nic_lock);
-    r2_control_journal(r2_eng.ctl, &ev);
+    pthread_mutex_unlock(&r2_eng.nic_lock);
+    r2_nic_journal(nic, R2_EV_WARNING, deaf ? cause : "listens again");
 }
 
 void r2_nicstate_remark(int nic, const char *cause)
 {
     const struct r2_nic_state *s = &r2_eng.nic_state[nic];
 
-    pthread_mutex_lock(&nic_lock);
+    pthread_mutex_lock(&r2_eng.nic_lock);
     if (remarked[nic] != !!cause[0])
         r2_control_nic_state(r2_eng.ctl, s->row, shown_as(s->health.state), cause);
     remarked[nic] = cause[0];
-    pthread_mutex_unlock(&nic_lock);
+    pthread_mutex_unlock(&r2_eng.nic_lock);
 }
 
 /* A port's thread may say that it is down, or up, from the transport's start on: it has noted that
@@ -560,20 +531,21 @@ void r2_nicstate_begin(int i, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[i];
     bool carries = r2_local.nics[i].weight && !r2_nic_stands_by(i); /* which takes other locks */
+    bool up;
 
-    pthread_mutex_lock(&nic_lock);
-    s->link_up = r2_local.nics[i].bare ? r2_nic_port_up(i) : r2_local.nics[i].link_up;
-    s->health.state = s->link_up ? R2_HEALTH_HEALTHY : R2_HEALTH_FAILED;
+    pthread_mutex_lock(&r2_eng.nic_lock);
+    up = r2_local.nics[i].bare ? r2_nic_port_up(i) : r2_local.nics[i].link_up;
+    atomic_store(&s->place, up ? R2_PLACE_UP : R2_PLACE_DOWN);
+    s->health.state = up ? R2_HEALTH_HEALTHY : R2_HEALTH_FAILED;
     atomic_store(&s->weight, carries ? R2_WEIGHT_FULL : 0);
-    atomic_store(&s->word, (unsigned char)word_of(s));
-    atomic_store(&s->trusted, s->link_up);
+    atomic_store(&s->word, (unsigned char)word_of(i));
     atomic_store(&s->ramp, R2_WEIGHT_FULL);
     add_row(i);
-    if (!s->link_up) {
+    if (!up) {
         r2_control_nic_state(r2_eng.ctl, s->row, R2_SEG_NIC_FAILED, "link down");
         journal(i, R2_HEALTH_HEALTHY, R2_HEALTH_FAILED, "link down at the start", now);
     }
-    pthread_mutex_unlock(&nic_lock);
+    pthread_mutex_unlock(&r2_eng.nic_lock);
 }
 
 int r2_nicstate_start(struct r2_task *links, uint64_t now)

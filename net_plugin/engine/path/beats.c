@@ -84,7 +84,8 @@ void r2_peer_hb_forget(struct r2_peer *p)
     count(p, 0, 0);
 }
 
-void r2_peer_hb_doubt(struct r2_peer *p, uint64_t now)
+/* All its paths are asked at the pace of paths in use for a while. */
+static void peer_hb_doubt(struct r2_peer *p, uint64_t now)
 {
     p->hb_doubt_until = now + DOUBT_NS;
 }
@@ -97,11 +98,7 @@ bool r2_path_hb_answers(const struct r2_path *path, uint64_t since)
 
 static bool some_answers(const struct r2_peer *p, uint64_t since)
 {
-    for (int i = 0; i < p->n_paths; i++) {
-        if (r2_path_hb_answers(p->paths[i], since))
-            return true;
-    }
-    return false;
+    return R2_ANY_PATH(path, p, r2_path_hb_answers(path, since));
 }
 
 /* Since when nothing that the path brought was acknowledged although it had something to bring; 0:
@@ -249,7 +246,7 @@ static void beat(const struct look *l, uint64_t now, bool judge)
             if (judge && ++path->hb.unanswered == R2_SUSPECT_BEATS)
                 r2_path_event(path, R2_HEALTH_EV_SILENCE, "heartbeats are overdue");
             r2_count(&r2_eng.n->heartbeats_missed, 1);
-            r2_peer_hb_doubt(path->peer, now);
+            peer_hb_doubt(path->peer, now);
             path->hb.at = now;
             return;
         }

@@ -17,7 +17,8 @@ static bool nic_open(const struct r2_peer *p, int nic)
     return p->nicnews.acked[nic] < atomic_load(&r2_eng.nic_state[nic].epoch);
 }
 
-bool r2_nicnews_open(const struct r2_peer *p)
+/* Something is said to the peer and not acknowledged yet. */
+static bool nicnews_open(const struct r2_peer *p)
 {
     for (int i = 0; i < r2_local.n; i++) {
         if (nic_open(p, i))
@@ -52,7 +53,7 @@ static void begin(struct r2_nicnews *w, uint64_t now)
 /* Nothing is open: the next news begin anew. Something is: it is said, some time. */
 static void rest(struct r2_peer *p)
 {
-    if (!r2_nicnews_open(p))
+    if (!nicnews_open(p))
         p->nicnews.due = 0;
     else if (!p->nicnews.due)
         begin(&p->nicnews, r2_peer_now(p));
@@ -108,7 +109,7 @@ static void say_open(struct r2_peer *p, struct r2_path *via)
 void r2_nicnews_resync(struct r2_peer *p, struct r2_path *via)
 {
     say_place(via);
-    if (!r2_nicnews_open(p))
+    if (!nicnews_open(p))
         return;
     begin(&p->nicnews, r2_peer_now(p));
     say_open(p, via);

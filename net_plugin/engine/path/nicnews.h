@@ -36,8 +36,6 @@ void r2_nicnews_hint(struct r2_peer *p, struct r2_msg_verdict *m, uint64_t now);
 void r2_nicnews_resync(struct r2_peer *p, struct r2_path *via);
 /* Time passes: what is due is said again, over the paths that are up in turn. */
 void r2_nicnews_repeat(struct r2_peer *p, uint64_t now);
-/* Something is said to the peer and not acknowledged yet. */
-bool r2_nicnews_open(const struct r2_peer *p);
 
 /* The peer has said something; it hears that it was heard. One of its NICs that has no address is
  * not known here, and its news is of no use; with an address comes a newer one. */

@@ -97,7 +97,7 @@ void r2_path_journal(const struct r2_path *path, enum r2_seg_event event, uint64
  * good, unless its NIC is known to be coming back. */
 static uint64_t probe_cap(const struct r2_path *path)
 {
-    if (!r2_past_carried(path->past) && atomic_load(&r2_eng.nic_state[path->lnic].trusted))
+    if (!r2_past_carried(path->past) && r2_nic_trusted(path->lnic))
         return BACKOFF_NEVER_UP;
     if (!r2_peer_left(path->peer, path->transport) && path->role == R2_ROLE_FIRST)
         return BACKOFF_NONE_LEFT;
@@ -146,7 +146,7 @@ static bool in_order(const struct r2_path *path, int err)
     if (err == 0 || path->health.state == R2_HEALTH_DRAINED)
         return true;
     R2_FOR_EACH_CONN (c, path->peer) {
-        if (!c->remote_closed && c->state < R2_CONN_CLOSING)
+        if (!r2_conn_is_left(c) && c->state < R2_CONN_CLOSING)
             return false;
     }
     return true;
@@ -246,11 +246,7 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
 
 bool r2_peer_served(const struct r2_peer *p)
 {
-    for (int i = 0; i < p->n_paths; i++) {
-        if (p->paths[i]->state == R2_PATH_PROVEN)
-            return true;
-    }
-    return false;
+    return R2_ANY_PATH(path, p, path->state == R2_PATH_PROVEN);
 }
 
 static void say_no_path(const struct r2_path *path, const char *cause)
@@ -267,10 +263,11 @@ static void wait_begins(struct r2_path *path, const char *cause)
     if (p->doubt_since) /* what came up meanwhile delivered nothing */
         p->no_path_since = p->doubt_since;
     if (p->active || p->opening)
-        say_no_path(path, cause); /* else the first that waits does: r2_path_wait_late */
+        say_no_path(path, cause); /* else the first that waits does: path_wait_late */
 }
 
-void r2_path_wait_late(const struct r2_peer *p)
+/* Something begins to wait for a peer without paths: the journal says so, if it ever had one. */
+static void path_wait_late(const struct r2_peer *p)
 {
     const struct r2_path *last = NULL;
 
@@ -370,11 +367,8 @@ bool r2_path_has_others(const struct r2_path *path)
 {
     const struct r2_peer *p = path->peer;
 
-    R2_FOR_EACH_PATH (other, p) {
-        if (other != path && (r2_path_is_up(other) || other->state == R2_PATH_CONNECTING))
-            return true;
-    }
-    return false;
+    return R2_ANY_PATH(
+        other, p, other != path && (r2_path_is_up(other) || other->state == R2_PATH_CONNECTING));
 }
 
 int r2_path_connect(struct r2_path *path, uint64_t now)
@@ -455,7 +449,7 @@ void r2_peer_waits(struct r2_peer *p, uint64_t now)
 
     if (!r2_peer_served(p) && (first || !p->no_path_since)) {
         p->no_path_since = now;
-        r2_path_wait_late(p);
+        path_wait_late(p);
     }
     if (p->suspect_since && first)
         p->suspect_since = now;

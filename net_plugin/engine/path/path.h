@@ -9,8 +9,6 @@ void r2_peer_account(struct r2_peer *p, int delta); /* requests in flight */
 /* Something is about to wait for the peer. If it is the first, the time that the peer has been out
  * of reach begins anew: nobody has waited. Under the lock. */
 void r2_peer_waits(struct r2_peer *p, uint64_t now);
-/* Something begins to wait for a peer without paths: the journal says so, if it ever had one. */
-void r2_path_wait_late(const struct r2_peer *p);
 struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transport);
 void r2_path_free(struct r2_path *path);
 struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transport);
@@ -124,8 +122,6 @@ void r2_grey_counts(int nic, int *grey, int *all);
 /* ---- beats.c: heartbeats, and what their silence means; all under the lock */
 void r2_peer_hb_intervals(struct r2_peer *p, bool busy, uint64_t now);
 void r2_peer_hb_forget(struct r2_peer *p);
-/* All its paths are asked at the pace of paths in use for a while. */
-void r2_peer_hb_doubt(struct r2_peer *p, uint64_t now);
 /* It answers: a heartbeat that was sent at `since` or later. */
 bool r2_path_hb_answers(const struct r2_path *path, uint64_t since);
 /* ns until a look that cannot wait for the next tick (r2_hb_next), of all its paths. */

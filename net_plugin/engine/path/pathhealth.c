@@ -185,11 +185,7 @@ static enum r2_census census_of(const struct r2_path *path, bool others)
 
 static bool some_answer(const struct r2_peer *p)
 {
-    for (int i = 0; i < p->n_paths; i++) {
-        if (census_of(p->paths[i], false) == R2_CENSUS_OK)
-            return true;
-    }
-    return false;
+    return R2_ANY_PATH(path, p, census_of(path, false) == R2_CENSUS_OK);
 }
 
 /* A path that is lost says something about its NIC only while the peer answers on another. */
@@ -211,7 +207,7 @@ void r2_peer_census(struct r2_peer *p)
 static bool has_open(const struct r2_peer *p)
 {
     R2_FOR_EACH_CONN (c, p) {
-        if (c->state == R2_CONN_OPENING || (c->state == R2_CONN_OPEN && !c->remote_closed))
+        if (c->state == R2_CONN_OPENING || (c->state == R2_CONN_OPEN && !r2_conn_is_left(c)))
             return true;
     }
     return false;
@@ -221,29 +217,21 @@ static bool waits_for(const struct r2_peer *p, int nic)
 {
     bool others = some_answer(p);
 
-    R2_FOR_EACH_PATH (path, p) {
-        if (path->lnic == nic && is_lost(path) && !answers(path) && (rnic_usable(path) || !others))
-            return true;
-    }
-    return false;
+    return R2_ANY_PATH(path, p,
+                       path->lnic == nic && is_lost(path) && !answers(path) &&
+                           (rnic_usable(path) || !others));
 }
 
 bool r2_nic_asked_in_vain(int nic)
 {
-    struct r2_peer **peers;
     bool found = false;
-    int n;
 
-    peers = r2_peer_all(&n);
-    for (int i = 0; i < n; i++) {
-        struct r2_peer *p = peers[i];
-
+    R2_FOR_EACH_PEER(p)
+    {
         r2_peer_lock(p);
         found |= p->life == R2_PEER_ALIVE && has_open(p) && waits_for(p, nic);
         r2_peer_unlock(p);
-        r2_peer_put(p);
     }
-    free(peers);
     return found;
 }
 
@@ -264,7 +252,7 @@ static void proven(struct r2_path *path, const char *cause)
     path->attempt.fails = 0;
     path->past = r2_past_next(path->past, R2_PAST_EV_PROVEN);
     if (!r2_path_wireless(path))
-        r2_nic_met(path->lnic);
+        r2_nic_reach(path->lnic, R2_NICREACH_EV_MEET);
     if (path->peer->out && !path->peer->doubt_since) /* the other side learns what comes of it */
         path->peer->doubt_since = path->peer->no_path_since;
     path->peer->no_path_since = 0;
@@ -309,7 +297,7 @@ static bool is_empty(const struct r2_path *path)
     if (path->outbox.off < path->outbox.len || r2_pathrate_inflight(&path->rate))
         return false;
     R2_FOR_EACH_CONN (c, path->peer) {
-        for (uint64_t s = c->oldest; s < c->next_seq && c->out; s++) {
+        for (uint64_t s = c->oldest; s < c->next_seq && c->peer->out; s++) {
             struct r2_req *r = r2_conn_req(c, s);
 
             if (r && r->attached && r2_send_on_path(&r->led.send, path->index))
@@ -359,8 +347,8 @@ static uint32_t plan_test(struct r2_path *path)
 void r2_path_test(struct r2_path *path)
 {
     struct r2_msg_test m = {.gen = path->gen};
-    bool fresh = path->health.state == R2_HEALTH_UNREACHED && !one_sided(path) &&
-                 atomic_load(&r2_eng.nic_state[path->lnic].trusted);
+    bool fresh =
+        path->health.state == R2_HEALTH_UNREACHED && !one_sided(path) && r2_nic_trusted(path->lnic);
 
     path->test.out = path->test.want = 0; /* test.done: see up_accepted */
     path->test.at = path->peer->out ? r2_peer_now(path->peer) : 0;

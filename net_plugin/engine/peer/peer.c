@@ -90,27 +90,33 @@ void r2_peer_get(struct r2_peer *p)
     atomic_fetch_add_explicit(&p->refs, 1, memory_order_relaxed);
 }
 
-struct r2_peer **r2_peer_all(int *count)
+struct r2_peer **r2_peers_all(uint64_t first)
 {
     struct r2_peer **out;
     struct r2_list *n;
-    int cap = 0;
+    size_t count = 0, at = 0;
 
-    *count = 0;
     pthread_mutex_lock(&r2_eng.lock);
     R2_LIST_FOR_EACH (n, &r2_eng.peers)
-        cap++;
-    out = calloc((size_t)cap + 1, sizeof(*out));
+        count++;
+    out = calloc(count + 1, sizeof(struct r2_peer *));
     R2_LIST_FOR_EACH (n, &r2_eng.peers) {
         struct r2_peer *p = R2_CONTAINER_OF(n, struct r2_peer, node);
 
         if (!out)
             break;
         r2_peer_get(p);
-        out[(*count)++] = p;
+        out[(at++ + count - first % count) % count] = p;
     }
     pthread_mutex_unlock(&r2_eng.lock);
     return out;
+}
+
+void r2_peers_put(struct r2_peer ***all)
+{
+    for (struct r2_peer **at = *all; at && *at; at++)
+        r2_peer_put(*at);
+    free(*all);
 }
 
 void r2_peer_wake(struct r2_peer *p)

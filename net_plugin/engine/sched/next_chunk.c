@@ -93,6 +93,24 @@ static int spill_order(const struct r2_peer *p, const uint64_t space[],
     return n;
 }
 
+/* Some connection's bytes have no other way than paths that stand by. */
+static bool any_may(const struct r2_peer *p)
+{
+    R2_FOR_EACH_READY (c, p) {
+        if (c->ways == R2_WAYS_ANY)
+            return true;
+    }
+    return false;
+}
+
+/* The path may take a chunk of some connection. */
+static bool may_take(const struct r2_path *path)
+{
+    enum r2_path_may may = r2_path_may(path);
+
+    return may >= R2_MAY_LIMITED || (may >= R2_MAY_LAST_RESORT && any_may(path->peer));
+}
+
 /* Asks lanes to pull: first each connection's home NIC, then others for what that has no room for
  * (unless connections keep to one). Where less is outstanding than all windows hold, those that are
  * asked last run empty: so who has least to do is asked first. Waived ones: all. */
@@ -106,16 +124,13 @@ void r2_peer_kick(struct r2_peer *p)
     if (r2_list_empty(&p->ready))
         return;
     for (int i = 0; i < p->n_paths; i++)
-        space[i] = r2_path_may(p->paths[i]) >= R2_MAY_LIMITED ||
-                           (p->any_path && r2_path_may(p->paths[i]) >= R2_MAY_LAST_RESORT)
-                       ? room(p->paths[i])
-                       : 0;
+        space[i] = may_take(p->paths[i]) ? room(p->paths[i]) : 0;
     R2_FOR_EACH_READY (c, p) {
         const struct r2_req *r = r2_send_first_waiting(c);
         uint64_t left = r ? c->waiting : 0;
         int stays = r2_conn_stays(c), first = stays < 0 ? c->home : stays, asked = 0;
 
-        for (int i = 0; i < p->n_paths && c->any_path; i++)
+        for (int i = 0; i < p->n_paths && c->ways == R2_WAYS_ANY; i++)
             kick_path(p->paths[i], left, &space[i]);
         for (int i = 0; i < p->n_paths && left; i++) {
             if (p->paths[i]->lnic != first || r2_path_may(p->paths[i]) < R2_MAY_LIMITED ||
@@ -203,6 +218,31 @@ static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *
     return false;
 }
 
+/* Some other path carries the message, and may take a chunk of it now. */
+static bool others_may(const struct r2_path *path, const struct r2_conn *c, const struct r2_req *r)
+{
+    const struct r2_peer *p = path->peer;
+    int stays = r2_conn_stays(c);
+
+    return R2_ANY_PATH(other, p,
+                       other != path && r2_path_may(other) >= R2_MAY_LIMITED &&
+                           !other->hb.unanswered && (stays < 0 || other->lnic == stays) &&
+                           r2_share_may(&p->shares, &other->share) && r2_send_carries(other, r));
+}
+
+/* What waits first of some connection no other path may take now: they cannot carry it, have had
+ * their share as well, or do not answer. Then shares are no reason to wait. */
+static bool is_sole_carrier(const struct r2_path *path)
+{
+    R2_FOR_EACH_READY (c, path->peer) {
+        const struct r2_req *r = r2_send_first_waiting(c);
+
+        if (r && r2_send_carries(path, r) && !others_may(path, c, r))
+            return true;
+    }
+    return false;
+}
+
 /* The path has had its share: whoever may take more is asked instead, so that nothing waits. */
 static void hand_over(struct r2_path *path)
 {
@@ -256,24 +296,23 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
         goto out;
     }
     rules = r2_path_may(path) >= R2_MAY_LIMITED;
-    if (path->ep != ep || !(rules || (p->any_path && r2_path_may(path) >= R2_MAY_LAST_RESORT)) ||
-        r2_list_empty(&p->ready))
+    if (path->ep != ep || r2_list_empty(&p->ready) || !may_take(path))
         goto out;
     if (!room(path)) {
         r2_slownics_full(path);
         goto out;
     }
-    if (rules && !r2_share_may(&p->shares, &path->share) && !r2_path_sole_carrier(path)) {
+    if (rules && !r2_share_may(&p->shares, &path->share) && !is_sole_carrier(path)) {
         hand_over(path);
         goto out;
     }
     for (int turn = 0; turn < (r2_conn_narrow() ? 1 : 2) && !found; turn++) {
         R2_LIST_FOR_EACH_SAFE (n, tmp, &p->ready) {
             struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
-            bool home = c->any_path || at_home(c, path->lnic);
+            bool all = c->ways == R2_WAYS_ANY, home = all || at_home(c, path->lnic);
 
             any = true;
-            if (!(rules || c->any_path) || home != (turn == 0) || !take_chunk(path, c, bulk))
+            if (!(rules || all) || home != (turn == 0) || !take_chunk(path, c, bulk))
                 continue;
             found = true;
             break;
@@ -288,7 +327,7 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
 out:
     if (r2_list_empty(&p->ready) && path->ep == ep) {
         r2_pathrate_app_limited(&path->rate);
-        path->flow.bottleneck_from = 0;
+        path->flow.waits_for = R2_FLOW_DATA;
     }
     /* Only sockets take copies; one-sided paths are not even asked. */
     if (!found && path->transport == R2_VIA_TCP && path->ep == ep &&
@@ -329,8 +368,8 @@ void r2_up_chunk_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
     r2_peer_lock(path->peer);
     path->sum.tx_bytes += bulk->len - bulk->unsent;
     c = r2_conn_find(path->peer, bulk->conn);
-    said = c && c->out && r2_revoke_back(c, path);
-    r = c && c->out ? r2_conn_req(c, bulk->seq) : NULL;
+    said = c && c->peer->out && r2_revoke_back(c, path);
+    r = c && c->peer->out ? r2_conn_req(c, bulk->seq) : NULL;
     if (r) {
         r2_send_released(&r->led.send, bulk->offset, bulk->len, path->index,
                          r2_eng.ops->params(ep)->gen);

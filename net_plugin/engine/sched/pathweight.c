@@ -76,11 +76,11 @@ static void tell_weight(struct r2_path *path, const char *reason)
     bool tell;
 
     pthread_mutex_lock(&lock);
-    tell = r2_ratelimit_pass(&told, !path->shown.weight_at, r2_peer_now(path->peer), &untold);
+    tell = r2_ratelimit_pass(&told, !path->shown.weights, r2_peer_now(path->peer), &untold);
     pthread_mutex_unlock(&lock);
     if (!tell)
         return;
-    path->shown.weight_at = r2_peer_now(path->peer);
+    path->shown.weights++;
     if (untold)
         snprintf(text, sizeof(text), "%s (and %u changes before, not shown)", reason, untold);
     r2_path_journal(path, R2_EV_WEIGHT, 0, 0, untold ? text : reason);
@@ -98,30 +98,4 @@ void r2_path_set_grey(struct r2_path *path, unsigned permille, const char *reaso
             permille, reason);
     r2_peer_weigh(path->peer);
     r2_peer_kick(path->peer);
-}
-
-/* Some other path carries the message, and may take a chunk of it now. */
-static bool others_may(const struct r2_path *path, const struct r2_conn *c, const struct r2_req *r)
-{
-    const struct r2_peer *p = path->peer;
-    int stays = r2_conn_stays(c);
-
-    R2_FOR_EACH_PATH (other, p) {
-        if (other != path && r2_path_may(other) >= R2_MAY_LIMITED && !other->hb.unanswered &&
-            (stays < 0 || other->lnic == stays) && r2_share_may(&p->shares, &other->share) &&
-            r2_send_carries(other, r))
-            return true;
-    }
-    return false;
-}
-
-bool r2_path_sole_carrier(const struct r2_path *path)
-{
-    R2_FOR_EACH_READY (c, path->peer) {
-        const struct r2_req *r = r2_send_first_waiting(c);
-
-        if (r && r2_send_carries(path, r) && !others_may(path, c, r))
-            return true;
-    }
-    return false;
 }

@@ -11,9 +11,6 @@ void r2_up_chunk_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk)
 void r2_peer_kick(struct r2_peer *p); /* there is work for bulk lanes */
 
 /* ---- pathweight.c: weights of paths; all under the lock */
-/* What waits first of some connection no other path may take now: they cannot carry it, have had
- * their share as well, or do not answer. Then shares are no reason to wait. */
-bool r2_path_sole_carrier(const struct r2_path *path);
 /* Some path's weight or usability may have changed: weighs all of the peer's anew. */
 void r2_peer_weigh(struct r2_peer *p);
 /* The path is slow or lossy against its siblings: `permille` of its weight is shown (1000: all is

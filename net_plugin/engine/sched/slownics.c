@@ -39,23 +39,20 @@ static bool nics_limit(const struct r2_path *path)
 
 void r2_slownics_full(struct r2_path *path)
 {
-    uint64_t now = r2_peer_now(path->peer);
-
-    if (path->flow.busy_until > now || !nics_limit(path)) {
-        path->flow.bottleneck_from = 0;
+    if (path->flow.busy_until > r2_peer_now(path->peer) || !nics_limit(path)) {
+        path->flow.waits_for = R2_FLOW_DATA;
         return;
     }
-    if (!path->flow.bottleneck_from)
-        path->flow.bottleneck_from = now;
+    path->flow.waits_for = R2_FLOW_NICS;
     r2_limited_note(path->peer, 0);
 }
 
 void r2_slownics_taken(struct r2_path *path, struct r2_bulk *bulk)
 {
-    if (!path->flow.bottleneck_from)
+    if (path->flow.waits_for == R2_FLOW_DATA)
         return;
     if (!nics_limit(path)) { /* it may have become faster, or another one */
-        path->flow.bottleneck_from = 0;
+        path->flow.waits_for = R2_FLOW_DATA;
         return;
     }
     bulk->flags |= R2_BULK_LIMITED;

@@ -148,7 +148,7 @@ static void set_lane(struct r2_ep *ep, struct r2_lane *lane, int index)
         setsockopt(lane->io.fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &notsent, sizeof(notsent));
 }
 
-int r2_ep_connect_lane(struct r2_ep *ep, int index)
+static int ep_connect_lane(struct r2_ep *ep, int index)
 {
     struct r2_lane *lane;
     int fd = r2_tcp_socket(ep->params.local_nic, &ep->params.remote_addr, ep->params.packet), rc;
@@ -277,7 +277,7 @@ void r2_ep_lane_open(struct r2_lane *lane)
     if (!ep->params.initiator)
         return;
     for (int i = 1; i <= ep->n_lanes && !rc; i++)
-        rc = r2_ep_connect_lane(ep, i);
+        rc = ep_connect_lane(ep, i);
     if (rc)
         r2_ep_fail(ep, -rc);
 }
@@ -345,7 +345,7 @@ static int tcp_connect(const struct r2_ep_params *params, struct r2_ep **out)
     ep->n_lanes = params->probe ? 0 : r2_bulk_plan(params->local_nic);
     r2_bulk_use(ep, (unsigned)ep->n_lanes);
     stagger(ep);
-    rc = r2_ep_connect_lane(ep, 0);
+    rc = ep_connect_lane(ep, 0);
     if (rc) {
         atomic_store(&ep->dead, true);
         r2_ep_put(ep);

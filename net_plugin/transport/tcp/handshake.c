@@ -278,7 +278,8 @@ static int on_gone(struct r2_lane *lane)
     return -R2_WELCOME_GONE;
 }
 
-int r2_lane_begin(struct r2_lane *lane)
+/* S: the socket is connected. */
+static int lane_begin(struct r2_lane *lane)
 {
     int err = 0;
     socklen_t len = sizeof(err);
@@ -314,7 +315,7 @@ int r2_lane_handshake(struct r2_lane *lane)
             r2_fault_is(lane->nic, R2_SEG_FAULT_BLACKHOLE, R2_FAULT_TX))
             return 0; /* the deadline ends it, or the nudge goes on */
         if (lane->phase == R2_LANE_CONNECTING) {
-            rc = r2_lane_begin(lane);
+            rc = lane_begin(lane);
             if (rc || lane->phase == R2_LANE_CONNECTING)
                 return rc;
         }

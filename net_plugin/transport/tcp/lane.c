@@ -226,7 +226,8 @@ void r2_lane_shut(struct r2_lane *lane, bool abort)
         r2_lane_kick(lane);
 }
 
-int r2_lane_release(struct r2_lane *lane)
+/* Lets go of the socket of a lane without an endpoint, and returns it; the lane frees itself. */
+static int lane_release(struct r2_lane *lane)
 {
     int fd;
 
@@ -289,7 +290,7 @@ void r2_lane_event(struct r2_lane *lane)
     if (unknown) {
         if (rc == 2) {
             struct r2_tcp_hello hello = lane->hello;
-            int nic = lane->nic, fd = r2_lane_release(lane);
+            int nic = lane->nic, fd = lane_release(lane);
 
             if (fd >= 0)
                 r2_tcp_verbs_taker(fd, nic, &hello);

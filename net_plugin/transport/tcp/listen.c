@@ -46,7 +46,7 @@ bool r2_tcp_broken(int nic)
 }
 
 /* Wall 13: the kernel would route a bound address out of another NIC when the first goes down. */
-int r2_tcp_bind_device(int fd, int nic)
+static int tcp_bind_device(int fd, int nic)
 {
     const struct r2_nic *n = r2_local_nic(nic);
     static atomic_bool told;
@@ -105,7 +105,7 @@ static int new_socket(int nic, int family)
         return -errno;
     atomic_fetch_add(&r2_tcp.sockets, 1);
     r2_io_fd_track(fd);
-    r2_tcp_bind_device(fd, nic);
+    tcp_bind_device(fd, nic);
     choose_congestion(fd);
     return fd;
 }

@@ -154,12 +154,9 @@ extern struct r2_tcp r2_tcp;
 /* listen.c */
 int r2_tcp_listen_all(void);
 int r2_tcp_rebind(int nic);
-int r2_tcp_bind_device(int fd, int nic);
 
 /* lane.c */
 struct r2_lane *r2_lane_new(int fd, int nic, struct r2_io *io, enum r2_lane_phase phase);
-/* Lets go of the socket of a lane without an endpoint, and returns it; the lane frees itself. */
-int r2_lane_release(struct r2_lane *lane);
 /* Starts watching; from now on callbacks may run. */
 int r2_lane_start(struct r2_lane *lane);
 /* Takes both locks, gives back claims and chunks, closes, and lets the lane free itself. */
@@ -172,7 +169,6 @@ void r2_lane_kick(struct r2_lane *lane);
 /* handshake.c: moves on; 1 open, 2 proven and for another transport, 0 wait for more, -errno
  * broken. Under rx_lock. */
 int r2_lane_handshake(struct r2_lane *lane);
-int r2_lane_begin(struct r2_lane *lane); /* S: the socket is connected */
 
 /* ep.c */
 struct r2_ep *r2_ep_new(const struct r2_ep_params *params);
@@ -186,7 +182,6 @@ void r2_ep_fail(struct r2_ep *ep, int err);
 void r2_ep_lane_failed(struct r2_ep *ep, int err);
 /* The errno that it failed with before it had an owner, once; 0: it did not. */
 int r2_ep_late(struct r2_ep *ep);
-int r2_ep_connect_lane(struct r2_ep *ep, int index);
 /* R: attaches a lane that proved itself. 0 or an errno for WELCOME. */
 int r2_ep_attach(struct r2_lane *lane, const struct r2_tcp_hello *hello);
 /* A lane of the endpoint is open: lane 0 brings it up, and (S) connects the others. */
@@ -212,7 +207,6 @@ unsigned r2_bulk_lanes(struct r2_ep *ep);
 int r2_lane_tx_bulk(struct r2_lane *lane, int chunks); /* at most so many, then kicks itself */
 /* Chunks per turn: what else the thread has to do waits that long. */
 #define R2_TCP_TX_TURN 1
-int r2_lane_tx_ctrl(struct r2_lane *lane);
 int r2_lane_rx_bulk(struct r2_lane *lane);
 int r2_lane_rx_ctrl(struct r2_lane *lane);
 /* What the kernel has received up to now. */

@@ -160,7 +160,7 @@ static int push_ctrl(struct r2_lane *lane)
     return 1;
 }
 
-int r2_lane_tx_ctrl(struct r2_lane *lane)
+static int lane_tx_ctrl(struct r2_lane *lane)
 {
     struct r2_ep *ep = lane->ep;
     int rc;
@@ -219,7 +219,7 @@ void r2_lane_flush(struct r2_lane *lane)
             return;
         atomic_store(&lane->flush_wanted, 0);
         if (!lane->closed && atomic_load(&lane->open))
-            rc = r2_lane_tx_ctrl(lane);
+            rc = lane_tx_ctrl(lane);
         pthread_mutex_unlock(&lane->tx_lock);
         if (rc < 0) {
             r2_ep_lane_failed(lane->ep, -rc);

@@ -121,7 +121,9 @@ void r2_port_free(struct r2_port_view *view)
 }
 
 /* What the user wants comes first, whatever the rule says of it. */
-int r2_port_gid(const struct r2_port_view *view, const uint8_t ip[16], uint8_t gid[16], bool *fits)
+/* The entry to use: index, or -1. `fits`: it is what the user wants (wanted.c). */
+static int port_gid(const struct r2_port_view *view, const uint8_t ip[16], uint8_t gid[16],
+                    bool *fits)
 {
     bool roce = view->attr.link_layer == IBV_LINK_LAYER_ETHERNET;
     int best = -1, score = -1;
@@ -158,7 +160,7 @@ bool r2_vnic_take(struct r2_vnic *v, struct r2_hca *hca, const uint8_t ip[16],
     const struct ibv_port_attr *attr = &view->attr;
     uint8_t gid[16] = {0};
     bool changed, gone, fits = true;
-    int index = view->there ? r2_port_gid(view, ip, gid, &fits) : -1;
+    int index = view->there ? port_gid(view, ip, gid, &fits) : -1;
 
     if (index >= 0 && !fits)
         R2_WARN_LIMIT("%s port %u: no entry of its GID table is what NCCL_IB_ADDR_FAMILY, "
@@ -195,7 +197,8 @@ bool r2_vnic_take(struct r2_vnic *v, struct r2_hca *hca, const uint8_t ip[16],
     return changed;
 }
 
-bool r2_vnic_refresh(struct r2_vnic *v, struct r2_hca *hca)
+/* On the command thread: reads the NIC's port; true if GID, LID or partition key changed. */
+static bool vnic_refresh(struct r2_vnic *v, struct r2_hca *hca)
 {
     struct r2_port_view view;
     struct r2_nic n;
@@ -294,7 +297,7 @@ static void run_refresh(struct r2_cmd *cmd)
     pthread_mutex_lock(&v->lock);
     index = v->gid_index;
     pthread_mutex_unlock(&v->lock);
-    changed = !atomic_load(&r->hca->gone) && r2_vnic_refresh(v, r->hca);
+    changed = !atomic_load(&r->hca->gone) && vnic_refresh(v, r->hca);
     pthread_mutex_lock(&v->lock);
     active = v->active;
     index -= v->gid_index;
@@ -366,7 +369,7 @@ void r2_vnics_up(struct r2_hca *hca)
 
         if (v->slot != hca->slot)
             continue;
-        r2_vnic_refresh(v, hca);
+        vnic_refresh(v, hca);
         r2_vflush_start(v);
         pthread_mutex_lock(&v->lock);
         active = v->active;

@@ -191,15 +191,6 @@ const char *r2_port_state_text(int state)
     return state >= 0 && state < 6 ? text[state] : "unknown";
 }
 
-const char *r2_port_phys_text(int state)
-{
-    static const char *const text[] = {
-        "No state change",           "Sleep",  "Polling",           "Disabled",
-        "PortConfigurationTraining", "LinkUp", "LinkErrorRecovery", "Phy Test"};
-
-    return state >= 0 && state < 8 ? text[state] : "unknown";
-}
-
 unsigned r2_port_rate_gbps(unsigned width, unsigned speed)
 {
     static const struct {

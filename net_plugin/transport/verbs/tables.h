@@ -79,9 +79,8 @@ bool r2_gid_fits(const uint8_t gid[16], enum r2_gid_type type, const struct r2_g
 /* "ADDR/BITS" of IPv4 or IPv6; fills prefix and bits. False: it is none. */
 bool r2_gid_range(const char *text, struct r2_gid_wants *wants);
 
-/* "active", "down": ibstat's words for enum ibv_port_state and the physical state. */
+/* "Active", "Down": ibstat's words for enum ibv_port_state. */
 const char *r2_port_state_text(int state);
-const char *r2_port_phys_text(int state);
 /* Gbit/s of a port, from enum-like width and speed bits; 0: unknown. */
 unsigned r2_port_rate_gbps(unsigned width, unsigned speed);
 

@@ -389,8 +389,6 @@ void r2_hca_events(struct r2_io_fd *async, uint32_t events);
 /* On the command thread: asks the port; to be freed. With `ip`, GIDs of that address will do. */
 void r2_port_read(const struct r2_hca *hca, int port, const uint8_t *ip, struct r2_port_view *view);
 void r2_port_free(struct r2_port_view *view);
-/* The entry to use: index, or -1. `fits`: it is what the user wants (wanted.c). */
-int r2_port_gid(const struct r2_port_view *view, const uint8_t ip[16], uint8_t gid[16], bool *fits);
 /* One of its entries is that address. */
 bool r2_port_has(const struct r2_port_view *view, const uint8_t ip[16]);
 
@@ -409,8 +407,6 @@ void r2_nic_ip(const struct r2_nic *n, uint8_t ip[16]);
 /* The NIC's port is like that now; true if GID, LID or partition key changed. */
 bool r2_vnic_take(struct r2_vnic *nic, struct r2_hca *hca, const uint8_t ip[16],
                   const struct r2_port_view *view);
-/* On the command thread: reads the NIC's port; true if GID, LID or partition key changed. */
-bool r2_vnic_refresh(struct r2_vnic *nic, struct r2_hca *hca);
 /* On the command thread: the device is there, and the slot's NICs have it. */
 void r2_vnics_up(struct r2_hca *hca);
 /* The slot's NICs are without their device. */
