@@ -88,11 +88,32 @@ static void test_verdict_is_told(void)
     r2_nicstate_forgive(0, r2_now_ns());
 }
 
+/* A peer's operator says so: it is tried again at the next tick, long before its penalty fades. */
+static void test_forgiven_by_a_peer(void)
+{
+    struct r2_nic_state *nic = &r2_eng.nic_state[1];
+
+    begin(true);
+    pthread_mutex_lock(&r2_eng.nic_lock);
+    nic->health.state = R2_HEALTH_DAMPED;
+    nic->damp = (struct r2_damp){.penalty = 1e6, .at_ns = r2_now_ns(), .suppressed = true};
+    pthread_mutex_unlock(&r2_eng.nic_lock);
+    fake_sleep_ms(150);
+    CHECK_EQ(r2_nic_health(1).state, R2_HEALTH_DAMPED);
+    r2_nic_forget(1);
+    for (int ms = 0; ms < 2000 && r2_nic_health(1).state == R2_HEALTH_DAMPED; ms++)
+        fake_sleep_ms(1);
+    CHECK(r2_nic_health(1).state != R2_HEALTH_DAMPED);
+    CHECK(wait_nic(1, R2_SEG_NIC_HEALTHY));
+    remote_end(&r);
+}
+
 static const struct check_test tests[] = {
     {"nic_none_answers", test_nic_none_answers},
     {"nobody_is_blamed", test_nobody_is_blamed},
     {"verdict", test_verdict},
     {"verdict_is_told", test_verdict_is_told},
+    {"forgiven_by_a_peer", test_forgiven_by_a_peer},
     {0},
 };
 
