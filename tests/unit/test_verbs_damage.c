@@ -139,7 +139,8 @@ static void test_head_of_a_chunk(void)
         bed_script("damage head 16 25");
         message(SIZE);
         CHECK_EQ(bed_script(""), 2);
-        CHECK_GE(bed_counted(&r2_eng.n->path_failures) - failed, (uint64_t)i);
+        /* A copy of the chunk may have come over the other path before. */
+        AWAIT(bed_counted(&r2_eng.n->path_failures) - failed >= (uint64_t)i);
         bed_until_paths(bed.tx, 2);
     }
     CHECK_EQ(bed_counted(&r2_eng.n->crc_errors), bad);

@@ -14,7 +14,9 @@
 #include "engine/loop/loop.h"
 #include "journal_look.h"
 
-#define BED_WAIT_MS 15000
+/* A frozen queue pair takes longest: its peer may be idle, and answers with its second heartbeat.
+ */
+#define BED_WAIT_MS 40000
 
 struct bed {
     struct r2_ctx *ctx;
