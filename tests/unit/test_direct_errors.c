@@ -148,23 +148,23 @@ static int do_close(void *comm)
     return 0;
 }
 
-static const struct r2_ncclnet_v12 stub = {.init = do_init,
-                                           .devices = do_devices,
-                                           .listen = do_listen,
-                                           .connect = do_connect,
-                                           .accept = do_accept,
-                                           .regmr = do_regmr,
-                                           .isend = do_isend,
-                                           .irecv = do_irecv,
-                                           .test = do_test,
-                                           .close_send = do_close,
-                                           .close_recv = do_close,
-                                           .close_listen = do_close,
-                                           .finalize = do_close};
+static const struct r2_ncclnet_v12 fake_net = {.init = do_init,
+                                               .devices = do_devices,
+                                               .listen = do_listen,
+                                               .connect = do_connect,
+                                               .accept = do_accept,
+                                               .regmr = do_regmr,
+                                               .isend = do_isend,
+                                               .irecv = do_irecv,
+                                               .test = do_test,
+                                               .close_send = do_close,
+                                               .close_recv = do_close,
+                                               .close_listen = do_close,
+                                               .finalize = do_close};
 
 static struct r2_direct *begin(void)
 {
-    struct r2_direct_config config = {.net = &stub, .rank = 0, .p = RANKS};
+    struct r2_direct_config config = {.net = &fake_net, .rank = 0, .p = RANKS};
     struct r2_direct *d;
 
     CHECK_EQ(r2_direct_new(&d, &config), 0);
