@@ -120,7 +120,7 @@ static struct r2_vote *start(bool always)
     return seen.vote;
 }
 
-static void test_a_plan_begins_it(void)
+TEST(a_plan_begins_it)
 {
     struct r2_vote *v = start(false);
 
@@ -138,7 +138,7 @@ static void test_a_plan_begins_it(void)
 
 /* It was told that a rank is missing, and has taken NCCL's own choice; then that rank comes. The
  * others must hear that this one will not take part. */
-static void test_who_has_given_up_says_no(void)
+TEST(who_has_given_up_says_no)
 {
     struct r2_vote *v = start(true);
 
@@ -153,7 +153,7 @@ static void test_who_has_given_up_says_no(void)
     r2_vote_free(v);
 }
 
-static void test_a_communicator_that_ends_meanwhile(void)
+TEST(a_communicator_that_ends_meanwhile)
 {
     void (*const ends[])(struct r2_vote *) = {r2_vote_close, r2_vote_abort};
 
@@ -170,15 +170,4 @@ static void test_a_communicator_that_ends_meanwhile(void)
         CHECK_EQ(seen.freed, 1);
         r2_vote_free(v);
     }
-}
-
-static const struct check_test tests[] = {
-    {"a_plan_begins_it", test_a_plan_begins_it},
-    {"who_has_given_up_says_no", test_who_has_given_up_says_no},
-    {"a_communicator_that_ends_meanwhile", test_a_communicator_that_ends_meanwhile},
-    {0}};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }
