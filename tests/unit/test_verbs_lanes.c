@@ -168,11 +168,4 @@ int main(int argc, char **argv)
     return check_main(argc, argv);
 }
 
-#else
-
-int main(void)
-{
-    return CHECK_SKIPPED;
-}
-
 #endif

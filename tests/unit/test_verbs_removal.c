@@ -541,11 +541,4 @@ TEST(made_meanwhile)
     ends_well();
 }
 
-#else
-
-int main(void)
-{
-    return CHECK_SKIPPED;
-}
-
 #endif

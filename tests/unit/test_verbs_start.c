@@ -529,11 +529,4 @@ TEST(at_once)
     CHECK_EQ(bad, 0);
 }
 
-#else
-
-int main(void)
-{
-    return CHECK_SKIPPED;
-}
-
 #endif
