@@ -11,9 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 _BOUNDS = re.compile(r"#\s*Out of bounds values\s*:\s*(\d+)\s+(OK|FAILED)\s*")
-_AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*")
+_AVERAGE = re.compile(
+    r"#\s*Avg bus bandwidth\s*:\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)(?:\s+(?:OK|FAILED))?\s*"
+)
 _RESULT = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w*\s")  # how a line of results begins
-_LOG = re.compile(r"\S+:\d+:\d+ \[\d+\] NCCL |\S+: Test |.*Test (NCCL|CUDA) failure")
+_LOG = re.compile(
+    r"\S+:\d+:\d+ \[\d+\] NCCL |\S+:\d+ NCCL DIAG |\S+: Test |.*Test (NCCL|CUDA) failure"
+)
 
 
 @dataclass(frozen=True)

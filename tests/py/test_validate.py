@@ -77,6 +77,15 @@ def test_damaged_output_is_not_believed(what: str, by: str, word: str) -> None:
     assert any(word in problem for problem in out.problems), out.problems
 
 
+def test_what_newer_programs_add() -> None:
+    """A verdict on the bandwidth, and NCCL's diagnostics from a node whose name begins with a
+    digit."""
+    more = "28.2275 OK\n#\n# Collective test concluded: all_reduce_perf"
+    text = "7n:77 NCCL DIAG === NCCL Diagnostics ===\n" + GOOD.replace("28.2275", more)
+    out = nccltests.parse(text.splitlines())
+    assert out.problems == [] and out.busbw == 28.2275
+
+
 def test_output_that_ends_early() -> None:
     lines = GOOD.splitlines()
     for count in range(len(lines) - 2):
