@@ -281,6 +281,19 @@ def test_what_turns_a_verdict_over(how: str, status: str, word: str) -> None:
     assert any(word in reason for reason in found.reasons), found.reasons
 
 
+def test_what_did_not_begin_has_one_reason() -> None:
+    record = record_of("one")
+    record |= {"windows": [], "processes": {}, "complete": False, "problems": ["a trial failed"]}
+    found = judged(record)
+    assert (found.status, found.reasons) == ("unknown", ["a trial failed"])
+
+
+def test_ranks_that_mpi_does_not_join() -> None:
+    one = "# nThread 1 nGpus 1 minBytes 8 maxBytes 16 step: 2(factor) warmup iters: 1\n"
+    assert nccltests.starts(GOOD.splitlines()) == 1 == nccltests.starts([one])
+    assert nccltests.starts(["# nccl-tests version 2.19.8\n", one, "#\n", one]) == 2
+
+
 def test_a_drain_loses_no_path() -> None:
     record = record_of("drain")
     record["events"] = [event("operator", 5.001), event("nic-drained", 5.1)]
