@@ -117,12 +117,15 @@ def document(
     }
     rows = [_name("process_name", pid, 0, f"host {host}") for host, pid in hosts.items()]
     ranks = {(e.process.host, e.process.pid): e.process for e in events}
-    for (host, pid), process in sorted(ranks.items()):
-        title = f"rank {process.rank}" if process.rank is not None else f"pid {pid}"
+    titles = {
+        (host, pid): f"rank {process.rank}" if process.rank is not None else f"pid {pid}"
+        for (host, pid), process in sorted(ranks.items())
+    }
+    for (host, pid), title in titles.items():
         rows.append(_name("thread_name", hosts[host], pid, title))
     rows += [_instant(e, hosts, start) for e in events]
     for number, one in enumerate(failovers(events)):
-        rows += _spans(one, number, hosts, start)
+        rows += _spans(one, number, hosts, start, titles[one.host, one.pid])
     rows += [
         {
             "name": s.name,
@@ -167,11 +170,12 @@ def _instant(e: Event, hosts: Mapping[str, int], start: int) -> dict[str, Any]:
 
 
 def _spans(
-    one: Failover, number: int, hosts: Mapping[str, int], start: int
+    one: Failover, number: int, hosts: Mapping[str, int], start: int, whose: str
 ) -> list[dict[str, Any]]:
     """Asynchronous spans: those of several paths overlap. A stage lasts from the one before it."""
-    base = {"cat": "failover", "id": number, "pid": hosts[one.host], "tid": one.pid}
-    title = f"failover {one.nic} to {one.peer}"
+    local = {"local": hex(number)}  # a number for all would put them beside the hosts, not below
+    base = {"cat": "failover", "id2": local, "pid": hosts[one.host], "tid": one.pid}
+    title = f"{whose}: failover {one.nic} to {one.peer}"
     args = {"cause": one.cause, "replayed_bytes": one.bytes, "peer": one.peer}
     rows = [{**base, "name": title, "ph": "b", "ts": (one.begin_ns - start) / 1e3, "args": args}]
     at = one.begin_ns
