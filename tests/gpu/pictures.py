@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The tables and pictures of docs/evidence.md, from what run_retention.py and run_training.py found.
+"""Tables and pictures of docs/evidence.md from the JSON of run_retention.py and run_training.py.
 
     pictures.py retention r.json --to docs/img/retention.png
     pictures.py training t.json --to docs/img/training.png
@@ -23,6 +23,8 @@ matplotlib.use("Agg")
 import run_retention
 import training_figures
 from matplotlib import pyplot
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
 COLOURS = {
     "sockets": "#8c8c8c",
@@ -110,9 +112,9 @@ def overheads(result: dict[str, Any], axes: Any) -> None:
                         color="#c0392b",
                         linewidth=1.5,
                     )
-    handles = [pyplot.Rectangle((0, 0), 1, 1, color=COLOURS[mode]) for mode in modes]
+    handles = [Rectangle((0, 0), 1, 1, color=COLOURS[mode]) for mode in modes]
     axes.legend(
-        [*handles, pyplot.Line2D([], [], color="#c0392b")],
+        [*handles, Line2D([], [], color="#c0392b")],
         [*modes, "bound of the share"],
         fontsize=8,
     )
@@ -137,7 +139,7 @@ def training(result: dict[str, Any], figure: Any) -> None:
     right.set_xlabel("million tokens")
     right.set_ylabel(f"loss, {first['nodes']} nodes of {first['nics']} NICs")
     figure.supxlabel(
-        f"A small GPT, {result['parallel'].upper()}, {result['gpus']} GPU shared by emulated nodes, "
+        f"A small GPT, {result['parallel'].upper()}, {result['gpus']} GPU, emulated nodes, "
         f"{result['node_rate'] / 1e9:g} Gbit/s a node. Lost: of the last node's NICs; percent: the "
         "share of communication.",
         fontsize=8,

@@ -194,10 +194,11 @@ def running(
         raise RunError(f"{mode}: {err}, codes {ended.codes}\n{ended.tail(1500)}") from err
     finally:
         run.stop()
-        found.curves.append(
-            {"nodes": setup.bed.nodes, "nics": setup.bed.nics, "mode": mode}
-            | figures.curve(run.steps, run.start.get("tokens", 0) * setup.bed.nodes)
-        )
+        if not run.start.get("from_step"):
+            found.curves.append(
+                {"nodes": setup.bed.nodes, "nics": setup.bed.nics, "mode": mode}
+                | figures.curve(run.steps, run.start.get("tokens", 0) * setup.bed.nodes)
+            )
 
 
 def calibrate(setup: Setup, run: Running) -> None:

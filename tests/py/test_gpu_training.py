@@ -8,6 +8,7 @@ import importlib
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -223,3 +224,45 @@ def test_a_job_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPatc
     (problem,) = found.problems
     assert "2x2, balance: a rank ended while waiting for the first step, codes [3, 3]" in problem
     assert ran == ["sockets"]
+
+
+def test_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pictures: Any = importlib.import_module("pictures")
+    small = {"nics": 8, "size": 8 << 20, "used": 1.0}
+    retention = {
+        "standin": False,
+        "gpus": 1,
+        "nodes": 2,
+        "cores": 16,
+        "rows": [
+            small | {"op": "all_reduce", "share": 0.87, "of_left": 0.994},
+            small | {"op": "broadcast", "share": 1.3, "of_left": 1.486},
+        ],
+    }
+    training = {
+        "parallel": "ddp",
+        "gpus": 1,
+        "cores": 16,
+        "node_rate": 8e9,
+        "stalls": [],
+        "restarts": [],
+        "rows": figures.rows(
+            [cell("balance", "healthy", 0, [0.1]), cell("balance", "1 of 4 lost", 1, [0.11])]
+        ),
+        "curves": [{"nodes": 2, "nics": 4, "mode": "balance", "tokens": [1, 2], "loss": [7, 6]}],
+    }
+    for kind, result, line in (
+        (
+            "retention",
+            retention,
+            "| all_reduce | 8 | 0.870, 0.994 |\n| broadcast | 8 | no figure |",
+        ),
+        ("training", training, "(30 %) | 110.0, 110.0 |"),
+    ):
+        (tmp_path / "in.json").write_text(json.dumps(result), encoding="utf-8")
+        to = tmp_path / f"{kind}.png"
+        assert pictures.main([kind, str(tmp_path / "in.json"), "--to", str(to)]) == 0
+        assert line in capsys.readouterr().out and to.stat().st_size > 5000
+    (tmp_path / "in.json").write_text('{"rows": []}', encoding="utf-8")
+    assert pictures.main(["training", str(tmp_path / "in.json"), "--to", str(to)]) == 2
+    assert "no rows" in capsys.readouterr().err
