@@ -95,7 +95,7 @@ def summary(cells: Cells, rates: dict[int, int], nodes: int) -> list[dict[str, A
 
 def figure(row: dict[str, Any]) -> bool:
     """Whether the NICs were what limited the job; else its row says nothing of them."""
-    return row["of_left"] <= MORE_THAN_LEFT and LEAST_USED <= row["used"] <= MORE_THAN_LEFT
+    return bool(row["of_left"] <= MORE_THAN_LEFT and LEAST_USED <= row["used"] <= MORE_THAN_LEFT)
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -222,7 +222,7 @@ def test_a_job_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPatc
     )
     run_training.all_beds(opts, 8, found)
     (problem,) = found.problems
-    assert "2x2, balance: a rank ended while waiting for the first step, codes [3, 3]" in problem
+    assert "2x2, balance: a rank ended while waiting for the first step, codes [" in problem
     assert ran == ["sockets"]
 
 
