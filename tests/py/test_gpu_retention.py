@@ -97,6 +97,13 @@ def test_a_nic_goes_while_nccl_tests_warms_up() -> None:
         ]
 
 
+def test_rows_before_the_loss_do_not_count() -> None:
+    assert run_retention.rows_after([5.0, 6.0], 4.9, False)
+    assert not run_retention.rows_after([5.0, 6.0], 5.1, False)
+    assert not run_retention.rows_after([5.0], 0.0, True)
+    assert run_retention.rows_after([5.0], 5.1, True)  # its first row is where the NIC goes
+
+
 def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each job takes 10 s of 50: the first operations of both labs, then no more."""
     now, ran = 0.0, []
