@@ -33,7 +33,7 @@ START_LIMIT_S = 300.0
 _HERTZ = os.sysconf("SC_CLK_TCK")
 TITLE = "Memory, threads and sockets per process as peers grow"
 
-START_TITLE = "Seconds until a job's first AllReduce is done"
+START_TITLE = "Seconds until every process of a job has sent to the next one"
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Start:
 
     def parts(self) -> dict[str, float]:
         return {
-            "first AllReduce done": self.done,
+            "all have sent and received": self.done,
             "of it until all processes exist": self.launched,
             "of it until rank 0 has its communicator": self.joined - self.launched,
-            "of it connections and the AllReduce": self.done - self.joined,
+            "of it connections and the exchange": self.done - self.joined,
             "processor time of all": self.cpu,
         }
 
@@ -199,7 +199,7 @@ def _slope(
 
 
 def run_start(options: Options, section: Section) -> None:
-    """The ring's connections alone are made: what a training job makes before its first step."""
+    """Each process sends to the next: the connections of a ring, without a ring's many steps."""
     sizes = (4,) if options.smoke else START_SIZES
     found: dict[str, dict[int, Start]] = {"plugin": {}, "sockets": {}}
     for size in [size for size in sizes if options.wants(str(size))]:
@@ -224,14 +224,14 @@ def run_start(options: Options, section: Section) -> None:
         name: {size: vars(start) for size, start in table.items()} for name, table in found.items()
     }
     section.notes.append(
-        f"AllReduce of 4 KiB on the stand-in, {NICS} loopback NICs a node, at most {NODES_MAX} "
+        f"sendrecv of 4 KiB on the stand-in, {NICS} loopback NICs a node, at most {NODES_MAX} "
         f"nodes, {len(os.sched_getaffinity(0))} cores for all: processor time over cores is the "
         "least that it can take here."
     )
 
 
 def _start(size: int, sockets: bool) -> Start:
-    command = [str(paths.perf_path()), "--op", "all_reduce", "-b", "4096", "-c", "0"]
+    command = [str(paths.perf_path()), "--op", "sendrecv", "-b", "4096", "-c", "0"]
     command += ["--duration", "600", "--window", "1", "--timeout", "200"]
     per_node = -(-size // NODES_MAX)
     spec = perf_spec(command, None, size // per_node, per_node, NICS, sockets, IDLE, START_LIMIT_S)
