@@ -618,6 +618,7 @@ static int between(struct r2_vote *v, const uint64_t *word, const void *in, void
         .in = in,
         .out = out,
         .count = count,
+        .whole = word[R2_WORD_COUNT],
         .type = (int)word[R2_WORD_TYPE],
         .op = (int)word[R2_WORD_OP],
         .schedule = plan->schedule == R2_PLAN_R2CCL ? R2_SCHEDULE_R2CCL : R2_SCHEDULE_DIRECT,
@@ -827,6 +828,7 @@ void r2_vote_finish(struct r2_vote *v)
 void r2_vote_close(struct r2_vote *v)
 {
     struct r2_direct *direct;
+    struct r2_copies *copies;
     struct r2_node *within;
 
     pthread_mutex_lock(&v->lock);
@@ -838,9 +840,14 @@ void r2_vote_close(struct r2_vote *v)
     v->making = false;
     pthread_mutex_unlock(&v->lock);
     r2_direct_free(direct);
-    open_gates(v);
-    r2_copies_free(v->copies);
+    pthread_mutex_lock(
+        &v->lock); /* take_stock may be at them; r2_direct_free was their last user */
+    copies = v->copies;
     v->copies = NULL;
+    pthread_mutex_unlock(&v->lock);
+    if (copies)
+        r2_copies_open_all(copies);
+    r2_copies_free(copies);
     r2_node_free(within);
 }
 

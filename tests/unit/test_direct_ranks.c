@@ -384,8 +384,10 @@ static void test_unequal_counts(void)
     }
 }
 
-/* One rank gives another operation, or another type of the same size. */
+/* One rank gives another operation, another type of the same size, or the same slice of another
+ * count. */
 static int other_type, other_op;
+static uint64_t other_whole;
 
 static void one_other_kind(int rank)
 {
@@ -400,6 +402,7 @@ static void one_other_kind(int rank)
     if (rank == 1) {
         call.type = other_type;
         call.op = other_op;
+        call.whole = other_whole;
     }
     CHECK_EQ(r2_direct_allreduce(d, &call, &number), 0);
     rc = r2_direct_wait(d, number);
@@ -424,6 +427,14 @@ static void test_other_type(void)
     bed_run(2, -1, one_other_kind);
 }
 
+static void test_slice_of_another_count(void)
+{
+    other_type = FLOAT32;
+    other_op = SUM;
+    other_whole = 2 * 65536 + 1;
+    bed_run(2, -1, one_other_kind);
+}
+
 static const struct check_test tests[] = {
     {"sizes_of_two_ranks", test_sizes_of_two_ranks},
     {"sizes_of_five_ranks", test_sizes_of_five_ranks},
@@ -441,6 +452,7 @@ static const struct check_test tests[] = {
     {"unequal_counts", test_unequal_counts},
     {"other_operation", test_other_operation},
     {"other_type", test_other_type},
+    {"slice_of_another_count", test_slice_of_another_count},
     {0}};
 
 int main(int argc, char **argv)

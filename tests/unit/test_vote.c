@@ -12,6 +12,9 @@
 #define r2_comms_id fake_id
 #define r2_comm_row_plan fake_row_plan
 #define r2_leader_none fake_none
+#define r2_copies_new fake_copies_new
+#define r2_copies_free fake_copies_free
+#define r2_copies_open_all fake_open_all
 #include "../../shim/comms/vote.c"
 
 #include "check.h"
@@ -29,6 +32,8 @@ static struct {
     char why[WHY];
     struct r2_vote *vote;
     void (*meanwhile)(struct r2_vote *v); /* while it makes what it needs */
+    bool cuda, stock_meanwhile;           /* while gates are opened, ranks agree on NCCL's own */
+    int copies_freed;
 } seen;
 
 int fake_offer(struct r2_agree *a, uint32_t round, const void *data, size_t len)
@@ -90,7 +95,31 @@ void *fake_symbol(const char *name)
 
 bool fake_cuda(void)
 {
-    return false;
+    return seen.cuda;
+}
+
+int fake_copies_new(struct r2_copies **out, int device, size_t len)
+{
+    (void)device, (void)len;
+    *out = (struct r2_copies *)&dummy;
+    return 0;
+}
+
+void fake_copies_free(struct r2_copies *c)
+{
+    seen.copies_freed += c != NULL;
+}
+
+void fake_open_all(struct r2_copies *c)
+{
+    struct ballot no = {.why = "it cannot"};
+    const void *offers[NODES] = {&no, &no, &no};
+    size_t len[NODES] = {sizeof(no), sizeof(no), sizeof(no)};
+
+    CHECK(c != NULL);
+    if (seen.stock_meanwhile)
+        r2_vote_exchanged(seen.vote, FIRST_ROUND, offers, len);
+    CHECK_EQ(seen.copies_freed, 0); /* they are in use here */
 }
 
 uint64_t fake_id(const struct r2_comm *c)
@@ -172,10 +201,26 @@ static void test_a_communicator_that_ends_meanwhile(void)
     }
 }
 
+/* The service thread learns that a rank has said no, while the application's ends the communicator
+ * and opens its gates. */
+static void test_the_answer_comes_as_it_ends(void)
+{
+    struct r2_vote *v = start(true);
+
+    seen.cuda = seen.stock_meanwhile = true;
+    r2_vote_ready(v, rank_node, NODES);
+    CHECK(seen.yes);
+    r2_vote_close(v);
+    CHECK_EQ(seen.copies_freed, 1);
+    CHECK_EQ(seen.freed, 1);
+    r2_vote_free(v);
+}
+
 static const struct check_test tests[] = {
     {"a_plan_begins_it", test_a_plan_begins_it},
     {"who_has_given_up_says_no", test_who_has_given_up_says_no},
     {"a_communicator_that_ends_meanwhile", test_a_communicator_that_ends_meanwhile},
+    {"the_answer_comes_as_it_ends", test_the_answer_comes_as_it_ends},
     {0}};
 
 int main(int argc, char **argv)
