@@ -504,12 +504,18 @@ void r2_vote_exchanged(struct r2_vote *v, uint32_t round, const void *const *off
     }
 }
 
+/* Lock held. */
+static bool runs(const struct r2_vote *v)
+{
+    return v->outcome == DIRECT && v->direct && r2_direct_state(v->direct, NULL) == R2_DIRECT_READY;
+}
+
 enum r2_vote_state r2_vote_state(struct r2_vote *v)
 {
     enum r2_vote_state is;
 
     pthread_mutex_lock(&v->lock);
-    is = v->outcome == DIRECT ? R2_VOTE_YES : v->outcome == OPEN ? R2_VOTE_OPEN : R2_VOTE_NO;
+    is = v->outcome == OPEN ? R2_VOTE_OPEN : runs(v) ? R2_VOTE_YES : R2_VOTE_NO;
     pthread_mutex_unlock(&v->lock);
     return is;
 }
@@ -521,7 +527,7 @@ static bool able(struct r2_vote *v)
     bool is;
 
     pthread_mutex_lock(&v->lock);
-    is = v->outcome == DIRECT && r2_direct_state(v->direct, NULL) == R2_DIRECT_READY;
+    is = runs(v);
     pthread_mutex_unlock(&v->lock);
     return is;
 }
@@ -796,6 +802,16 @@ void r2_vote_abort(struct r2_vote *v)
     /* What runs opens its gate when it has ended. */
     if (v->direct && r2_direct_state(v->direct, NULL) == R2_DIRECT_FAILED)
         open_gates(v);
+    pthread_mutex_unlock(&v->lock);
+}
+
+void r2_vote_failed(struct r2_vote *v)
+{
+    pthread_mutex_lock(&v->lock);
+    if (v->outcome == OPEN)
+        decide(v, ABORTED);
+    if (v->direct)
+        r2_direct_abort(v->direct);
     pthread_mutex_unlock(&v->lock);
 }
 

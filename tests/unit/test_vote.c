@@ -12,9 +12,14 @@
 #define r2_comms_id fake_id
 #define r2_comm_row_plan fake_row_plan
 #define r2_leader_none fake_none
+#define r2_direct_meet fake_meet
+#define r2_direct_connect fake_connect
+#define r2_watch_journal fake_journal
+#define r2_watch_wake fake_wake
 #define r2_copies_new fake_copies_new
 #define r2_copies_free fake_copies_free
 #define r2_copies_open_all fake_open_all
+#define r2_copies_let_all fake_let_all
 #include "../../shim/comms/vote.c"
 
 #include "check.h"
@@ -33,7 +38,9 @@ static struct {
     struct r2_vote *vote;
     void (*meanwhile)(struct r2_vote *v); /* while it makes what it needs */
     bool cuda, stock_meanwhile;           /* while gates are opened, ranks agree on NCCL's own */
-    int copies_freed;
+    int copies_freed, opened;
+    bool plan_meanwhile; /* while the connections are closed, rank 0 proposes a plan */
+    enum r2_direct_state state;
 } seen;
 
 int fake_offer(struct r2_agree *a, uint32_t round, const void *data, size_t len)
@@ -42,7 +49,7 @@ int fake_offer(struct r2_agree *a, uint32_t round, const void *data, size_t len)
 
     (void)a;
     CHECK(len >= sizeof(b));
-    CHECK_EQ(round, FIRST_ROUND);
+    CHECK_EQ(round, (uint32_t)seen.offers + 1);
     memcpy(&b, data, sizeof(b));
     seen.offers++;
     seen.yes = b.yes;
@@ -62,7 +69,13 @@ int fake_new(struct r2_direct **out, const struct r2_direct_config *config)
 
 void fake_free(struct r2_direct *d)
 {
+    struct r2_plan plan;
+    void *object;
+
     seen.freed += d != NULL;
+    r2_plan_equal(&plan, NODES);
+    if (seen.plan_meanwhile)
+        CHECK_EQ(r2_vote_accept(seen.vote, &plan, r2_plan_bytes(NODES), &object), -EAGAIN);
 }
 
 const struct r2_links_card *fake_card(const struct r2_direct *d)
@@ -83,9 +96,29 @@ void fake_abort(struct r2_direct *d)
 
 enum r2_direct_state fake_state(struct r2_direct *d, int *error)
 {
-    (void)d, (void)error;
-    return R2_DIRECT_LISTENING;
+    CHECK(d != NULL);
+    if (error)
+        *error = -ECANCELED;
+    return seen.state;
 }
+
+int fake_meet(struct r2_direct *d, int rank, const void *offer, size_t len)
+{
+    (void)d, (void)rank, (void)offer, (void)len;
+    return 0;
+}
+
+void fake_connect(struct r2_direct *d)
+{
+    (void)d;
+}
+
+void fake_journal(const char *text)
+{
+    (void)text;
+}
+
+void fake_wake(void) {}
 
 void *fake_symbol(const char *name)
 {
@@ -120,6 +153,12 @@ void fake_open_all(struct r2_copies *c)
     if (seen.stock_meanwhile)
         r2_vote_exchanged(seen.vote, FIRST_ROUND, offers, len);
     CHECK_EQ(seen.copies_freed, 0); /* they are in use here */
+    seen.opened++;
+}
+
+void fake_let_all(struct r2_copies *c)
+{
+    CHECK(c != NULL);
 }
 
 uint64_t fake_id(const struct r2_comm *c)
@@ -216,11 +255,59 @@ static void test_the_answer_comes_as_it_ends(void)
     r2_vote_free(v);
 }
 
+/* All ranks have said yes, twice. */
+static struct r2_vote *agreed(void)
+{
+    struct r2_vote *v = start(true);
+    struct ballot yes = {.yes = 1};
+    const void *offers[NODES] = {&yes, &yes, &yes};
+    size_t len[NODES] = {sizeof(yes), sizeof(yes), sizeof(yes)};
+
+    seen.cuda = true;
+    r2_vote_ready(v, rank_node, NODES);
+    r2_vote_exchanged(v, FIRST_ROUND, offers, len);
+    seen.state = R2_DIRECT_READY;
+    on_changed(v);
+    CHECK_EQ(seen.offers, 2);
+    CHECK(seen.yes);
+    r2_vote_exchanged(v, SECOND_ROUND, offers, len);
+    CHECK_EQ(r2_vote_state(v), R2_VOTE_YES);
+    return v;
+}
+
+static void test_a_plan_that_comes_as_it_ends(void)
+{
+    struct r2_vote *v = agreed();
+
+    seen.plan_meanwhile = true;
+    r2_vote_close(v);
+    CHECK_EQ(seen.freed, 1);
+    r2_vote_free(v);
+}
+
+/* Streams of the application wait: their buffers hold no sums. */
+static void test_another_rank_has_failed(void)
+{
+    struct r2_vote *v = agreed();
+
+    r2_vote_failed(v);
+    seen.state = R2_DIRECT_FAILED;
+    on_changed(v);
+    CHECK_EQ(seen.opened, 0);
+    CHECK_EQ(r2_vote_state(v), R2_VOTE_NO); /* no more plans */
+    r2_vote_abort(v);
+    CHECK_EQ(seen.opened, 1);
+    r2_vote_close(v);
+    r2_vote_free(v);
+}
+
 static const struct check_test tests[] = {
     {"a_plan_begins_it", test_a_plan_begins_it},
     {"who_has_given_up_says_no", test_who_has_given_up_says_no},
     {"a_communicator_that_ends_meanwhile", test_a_communicator_that_ends_meanwhile},
     {"the_answer_comes_as_it_ends", test_the_answer_comes_as_it_ends},
+    {"a_plan_that_comes_as_it_ends", test_a_plan_that_comes_as_it_ends},
+    {"another_rank_has_failed", test_another_rank_has_failed},
     {0}};
 
 int main(int argc, char **argv)
