@@ -132,6 +132,23 @@ def test_spans_in_a_thread_may_nest() -> None:
     assert problems(json.dumps(found)) == []
 
 
+def test_processes_with_one_pid_have_rows_of_their_own() -> None:
+    """Containers that share a host's name count their pids from 1."""
+    first, second = (replace(A, name=name, pid=1, rank=None) for name in ("c1", "c2"))
+    lost = [replace(e, process=p) for p in (first, second) for e in LOSS if e.process is A]
+    found = document(lost)
+    assert not problems(json.dumps(found))
+    rows = {e["tid"] for e in found["traceEvents"] if e["ph"] == "b"}
+    named = [e for e in found["traceEvents"] if e["name"] == "thread_name"]
+    assert rows == {1, 2} == {e["tid"] for e in named}
+    assert [e["args"]["name"] for e in named] == ["pid 1", "pid 1"]
+
+
+def test_a_process_of_another_version() -> None:
+    """Records of validate keep processes; those of another version have other fields."""
+    assert Process.from_dict({**A.as_dict(), "host_index": 1}) == A
+
+
 def test_rates() -> None:
     rows = [(0, {"eth0": 0.0}), (10**9, {"eth0": 1e6}), (2 * 10**9, {"eth0": 1e6, "eth1": 5.0})]
     found = rates("h", rows, "Mbit/s", "sent by", 8e-6)
