@@ -198,7 +198,7 @@ static void on_failed(void *user, int rank, uint32_t error)
 
     r2_comms_told(f->comm, rank, (int)error);
     if (f->vote)
-        r2_vote_abort(f->vote);
+        r2_vote_failed(f->vote);
 }
 
 static void on_exchanged(void *user, uint32_t round, const void *const *offers, const size_t *len)

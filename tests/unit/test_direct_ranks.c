@@ -384,8 +384,10 @@ TEST(unequal_counts)
     }
 }
 
-/* One rank gives another operation, or another type of the same size. */
+/* One rank gives another operation, another type of the same size, or the same slice of another
+ * count. */
 static int other_type, other_op;
+static uint64_t other_whole;
 
 static void one_other_kind(int rank)
 {
@@ -400,6 +402,7 @@ static void one_other_kind(int rank)
     if (rank == 1) {
         call.type = other_type;
         call.op = other_op;
+        call.whole = other_whole;
     }
     CHECK_EQ(r2_direct_allreduce(d, &call, &number), 0);
     rc = r2_direct_wait(d, number);
@@ -421,5 +424,13 @@ TEST(other_type)
 {
     other_type = INT32;
     other_op = SUM;
+    bed_run(2, -1, one_other_kind);
+}
+
+TEST(slice_of_another_count)
+{
+    other_type = FLOAT32;
+    other_op = SUM;
+    other_whole = 2 * 65536 + 1;
     bed_run(2, -1, one_other_kind);
 }
