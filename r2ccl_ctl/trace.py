@@ -138,12 +138,16 @@ def document(
     }
     rows = [_name("process_name", pid, 0, f"host {host}") for host, pid in hosts.items()]
     of = Rows(events)
-    for (host, row), process in sorted(of.processes.items()):
-        title = f"rank {process.rank}" if process.rank is not None else f"pid {process.pid}"
+    titles = {
+        key: f"rank {process.rank}" if process.rank is not None else f"pid {process.pid}"
+        for key, process in sorted(of.processes.items())
+    }
+    for (host, row), title in titles.items():
         rows.append(_name("thread_name", hosts[host], row, title))
     rows += [_instant(e, hosts, of, start) for e in events]
     for number, one in enumerate(failovers(events)):
-        rows += _spans(one, number, hosts, of, start)
+        row = of[one.process]
+        rows += _spans(one, number, hosts, row, start, titles[one.host, row])
     rows += [
         {
             "name": s.name,
@@ -188,11 +192,12 @@ def _instant(e: Event, hosts: Mapping[str, int], of: Rows, start: int) -> dict[s
 
 
 def _spans(
-    one: Failover, number: int, hosts: Mapping[str, int], of: Rows, start: int
+    one: Failover, number: int, hosts: Mapping[str, int], row: int, start: int, whose: str
 ) -> list[dict[str, Any]]:
     """Asynchronous spans: those of several paths overlap. A stage lasts from the one before it."""
-    base = {"cat": "failover", "id": number, "pid": hosts[one.host], "tid": of[one.process]}
-    title = f"failover {one.nic} to {one.peer}"
+    local = {"local": hex(number)}  # a number for all would put them beside the hosts, not below
+    base = {"cat": "failover", "id2": local, "pid": hosts[one.host], "tid": row}
+    title = f"{whose}: failover {one.nic} to {one.peer}"
     args = {"cause": one.cause, "replayed_bytes": one.bytes, "peer": one.peer}
     rows = [{**base, "name": title, "ph": "b", "ts": (one.begin_ns - start) / 1e3, "args": args}]
     at = one.begin_ns

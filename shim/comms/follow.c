@@ -387,17 +387,6 @@ void r2_follow_skip(struct r2_follow *parent, uint64_t salt)
 
 /* ---- the application's thread */
 
-bool r2_follow_tells(const struct r2_follow *f)
-{
-    return f->family <= r2_settings_get()->tell_errors;
-}
-
-void r2_follow_tell(struct r2_follow *f, int error)
-{
-    if (r2_follow_tells(f))
-        r2_agree_tell(f->agree, (uint32_t)error);
-}
-
 void r2_follow_after(struct r2_follow *f, uint64_t n)
 {
     r2_agree_advance(f->agree, n);

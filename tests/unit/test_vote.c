@@ -188,7 +188,7 @@ static struct r2_vote *start(bool always)
     return seen.vote;
 }
 
-static void test_a_plan_begins_it(void)
+TEST(a_plan_begins_it)
 {
     struct r2_vote *v = start(false);
 
@@ -206,7 +206,7 @@ static void test_a_plan_begins_it(void)
 
 /* It was told that a rank is missing, and has taken NCCL's own choice; then that rank comes. The
  * others must hear that this one will not take part. */
-static void test_who_has_given_up_says_no(void)
+TEST(who_has_given_up_says_no)
 {
     struct r2_vote *v = start(true);
 
@@ -221,7 +221,7 @@ static void test_who_has_given_up_says_no(void)
     r2_vote_free(v);
 }
 
-static void test_a_communicator_that_ends_meanwhile(void)
+TEST(a_communicator_that_ends_meanwhile)
 {
     void (*const ends[])(struct r2_vote *) = {r2_vote_close, r2_vote_abort};
 
@@ -242,7 +242,7 @@ static void test_a_communicator_that_ends_meanwhile(void)
 
 /* The service thread learns that a rank has said no, while the application's ends the communicator
  * and opens its gates. */
-static void test_the_answer_comes_as_it_ends(void)
+TEST(the_answer_comes_as_it_ends)
 {
     struct r2_vote *v = start(true);
 
@@ -275,7 +275,7 @@ static struct r2_vote *agreed(void)
     return v;
 }
 
-static void test_a_plan_that_comes_as_it_ends(void)
+TEST(a_plan_that_comes_as_it_ends)
 {
     struct r2_vote *v = agreed();
 
@@ -286,7 +286,7 @@ static void test_a_plan_that_comes_as_it_ends(void)
 }
 
 /* Streams of the application wait: their buffers hold no sums. */
-static void test_another_rank_has_failed(void)
+TEST(another_rank_has_failed)
 {
     struct r2_vote *v = agreed();
 
@@ -299,18 +299,4 @@ static void test_another_rank_has_failed(void)
     CHECK_EQ(seen.opened, 1);
     r2_vote_close(v);
     r2_vote_free(v);
-}
-
-static const struct check_test tests[] = {
-    {"a_plan_begins_it", test_a_plan_begins_it},
-    {"who_has_given_up_says_no", test_who_has_given_up_says_no},
-    {"a_communicator_that_ends_meanwhile", test_a_communicator_that_ends_meanwhile},
-    {"the_answer_comes_as_it_ends", test_the_answer_comes_as_it_ends},
-    {"a_plan_that_comes_as_it_ends", test_a_plan_that_comes_as_it_ends},
-    {"another_rank_has_failed", test_another_rank_has_failed},
-    {0}};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }
