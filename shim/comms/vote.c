@@ -281,7 +281,7 @@ static int make(struct r2_vote *v, struct parts *out)
                                       .id = r2_comms_id(v->comm),
                                       .rank = v->node,
                                       .p = v->nodes,
-                                      .memory = R2_DIRECT_MEMORY,
+                                      .memory = r2_sizes_memory(v->nodes),
                                       .changed = on_changed,
                                       .landed = on_landed,
                                       .caller = v};

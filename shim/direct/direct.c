@@ -34,6 +34,7 @@ struct operation {
     struct operation *next;
     struct r2_direct_call call;
     struct r2_schedule schedule;
+    size_t credit; /* posted on a lane */
     uint64_t base; /* steps of all operations before */
     uint64_t word; /* see r2_links_sign */
 };
@@ -180,7 +181,7 @@ static void take(struct r2_direct *d)
     pthread_mutex_unlock(&d->lock);
     if (!o)
         return;
-    r2_exec_begin(d->exec, &o->schedule);
+    r2_exec_begin(d->exec, &o->schedule, o->credit);
     free(d->current);
     d->current = o;
     d->moving = true;
@@ -329,7 +330,6 @@ static int make_exec(struct r2_direct *d)
                                     .slots = d->window,
                                     .piece = d->piece + R2_SIZES_BEHIND,
                                     .n_slots = (int)(d->config.memory / d->piece),
-                                    .credit = d->config.credit,
                                     .ops = &ops,
                                     .user = d};
 
@@ -385,8 +385,7 @@ int r2_direct_new(struct r2_direct **out, const struct r2_direct_config *config)
     if (!d)
         return -ENOMEM;
     d->config = *config;
-    d->config.memory = config->memory ? config->memory : R2_DIRECT_MEMORY;
-    d->config.credit = config->credit ? config->credit : r2_sizes_credit(config->p);
+    d->config.memory = config->memory ? config->memory : r2_sizes_memory(config->p);
     if (!config->device) {
         d->config.device = &r2_direct_host;
         d->config.user = d->host_copies;
@@ -444,8 +443,10 @@ static enum r2_schedule_kind kind_of(const struct r2_direct *d, const struct r2_
                : call->schedule;
 }
 
-static int plan(const struct r2_direct *d, const struct r2_direct_call *call, struct r2_schedule *s)
+static int plan(const struct r2_direct *d, struct operation *o)
 {
+    const struct r2_direct_call *call = &o->call;
+    struct r2_schedule *s = &o->schedule;
     size_t elem = r2_nccl_type_size(call->type);
     enum r2_schedule_kind kind = kind_of(d, call);
     uint32_t equal[R2_DIRECT_RANKS];
@@ -456,6 +457,7 @@ static int plan(const struct r2_direct *d, const struct r2_direct_call *call, st
     for (int r = 0; r < p; r++)
         equal[r] = (uint32_t)(R2_SCHEDULE_UNIT * (r + 1) / p - R2_SCHEDULE_UNIT * r / p);
     data.piece = r2_sizes_piece(d->piece, p, call->count * elem, weights);
+    o->credit = d->config.credit ? d->config.credit : r2_sizes_credit(p, rank, weights);
     switch (kind) {
     case R2_SCHEDULE_DIRECT:
         return r2_schedule_direct(s, &data, rank, weights);
@@ -543,7 +545,7 @@ int r2_direct_allreduce(struct r2_direct *d, const struct r2_direct_call *call, 
 {
     struct operation ahead = {.call = *call, .base = d->steps};
     struct operation *o = malloc(sizeof(*o));
-    int rc = o ? plan(d, call, &ahead.schedule) : -ENOMEM;
+    int rc = o ? plan(d, &ahead) : -ENOMEM;
 
     if (rc == 0) {
         *o = ahead;

@@ -25,7 +25,6 @@
 
 #include "direct/links.h"
 
-#define R2_DIRECT_MEMORY ((size_t)16 << 20) /* bytes of the window */
 #define R2_DIRECT_RANKS 256
 
 struct r2_direct;
@@ -77,7 +76,7 @@ struct r2_direct_config {
     const struct r2_ncclnet_v12 *net;
     uint64_t id; /* of the communicator */
     int rank, p;
-    size_t memory;                         /* 0: R2_DIRECT_MEMORY */
+    size_t memory;                         /* 0: r2_sizes_memory */
     size_t credit;                         /* posted on a connection; 0: r2_sizes_credit */
     const struct r2_direct_device *device; /* NULL: r2_direct_host */
     void *user;                            /* its first argument */

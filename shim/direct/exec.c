@@ -376,11 +376,11 @@ bool r2_exec_ended(const struct r2_exec *x)
 
 /* ---- life */
 
-void r2_exec_begin(struct r2_exec *x, const struct r2_schedule *schedule)
+void r2_exec_begin(struct r2_exec *x, const struct r2_schedule *schedule, size_t credit)
 {
     x->schedule = schedule;
     x->me = schedule->me;
-    x->depth = (uint32_t)(x->config.credit / (schedule->piece * schedule->elem));
+    x->depth = (uint32_t)(credit / (schedule->piece * schedule->elem));
     x->depth += x->depth == 0;
     x->base = x->end;
     x->base_round = x->end_round;
@@ -410,7 +410,7 @@ int r2_exec_new(struct r2_exec **out, const struct r2_exec_config *config)
     int rc = -ENOMEM;
 
     *out = NULL;
-    if (config->n_slots < r2_exec_round(config->p) || config->credit < 1 || config->piece == 0)
+    if (config->n_slots < r2_exec_round(config->p) || config->piece == 0)
         return -EINVAL;
     x = calloc(1, sizeof(*x));
     if (!x)

@@ -55,7 +55,6 @@ struct r2_exec_config {
     void *slots;
     size_t piece; /* bytes of a slot */
     int n_slots;
-    size_t credit;
     const struct r2_exec_ops *ops;
     void *user;
 };
@@ -82,9 +81,10 @@ static inline int r2_exec_least(enum r2_schedule_kind kind)
 int r2_exec_new(struct r2_exec **out, const struct r2_exec_config *config);
 void r2_exec_free(struct r2_exec *x);
 
-/* Begins the next operation. The one before has landed; what it still sends goes on meanwhile. The
- * schedule stays the caller's until it has landed. */
-void r2_exec_begin(struct r2_exec *x, const struct r2_schedule *schedule);
+/* Begins the next operation, with so many bytes posted on a lane, one piece at least. The one
+ * before has landed; what it still sends goes on meanwhile. The schedule stays the caller's until
+ * it has landed. */
+void r2_exec_begin(struct r2_exec *x, const struct r2_schedule *schedule, size_t credit);
 /* Does what can be done now. 1: something was; 0: nothing; -errno: it has failed for good. */
 int r2_exec_turn(struct r2_exec *x);
 /* Everything is in the output. Sends may still be under way. */

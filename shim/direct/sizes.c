@@ -5,22 +5,53 @@
 #define SLOT_MOST ((size_t)128 << 10)
 #define SLOT_LEAST ((size_t)16 << 10)
 #define ROUNDS 4 /* that the memory holds, at least */
+#define ROUNDS_AHEAD 9
 #define POSTED 2 /* pieces on a lane */
+
+#define MEMORY_LEAST ((size_t)8 << 20)
+#define MEMORY_MOST ((size_t)16 << 20)
 
 #define PIECES 128 /* of the largest shard */
 #define PIECE_LEAST ((size_t)32 << 10)
 
-size_t r2_sizes_credit(int p)
+size_t r2_sizes_memory(int p)
+{
+    size_t wanted = ROUNDS_AHEAD * (size_t)r2_exec_round(p) * SLOT_MOST;
+
+    return wanted < MEMORY_LEAST ? MEMORY_LEAST : wanted > MEMORY_MOST ? MEMORY_MOST : wanted;
+}
+
+/* A rank receives contributions and sums from all others. */
+static size_t per_lane(int p)
 {
     return R2_SIZES_CREDIT / (2 * (size_t)(p - 1));
+}
+
+/* In 1/R2_SCHEDULE_UNIT of the data: what of it a rank receives. */
+static uint64_t received(int p, uint32_t weight)
+{
+    return R2_SCHEDULE_UNIT + (uint64_t)(p - 2) * weight;
+}
+
+static uint32_t most_of(int p, const uint32_t *weights)
+{
+    uint32_t most = 0;
+
+    for (int r = 0; r < p; r++)
+        most = weights[r] > most ? weights[r] : most;
+    return most;
+}
+
+size_t r2_sizes_credit(int p, int rank, const uint32_t *weights)
+{
+    return per_lane(p) * received(p, weights[rank]) / received(p, most_of(p, weights));
 }
 
 size_t r2_sizes_slot(size_t memory, int p)
 {
     size_t slot = SLOT_MOST, round = (size_t)r2_exec_round(p);
 
-    while (slot > SLOT_LEAST &&
-           (memory / slot / round < ROUNDS || POSTED * slot > r2_sizes_credit(p)))
+    while (slot > SLOT_LEAST && (memory / slot / round < ROUNDS || POSTED * slot > per_lane(p)))
         slot /= 2;
     return slot;
 }
@@ -35,10 +66,8 @@ size_t r2_sizes_window(size_t memory, int p)
 size_t r2_sizes_piece(size_t slot, int p, uint64_t bytes, const uint32_t *weights)
 {
     size_t piece = PIECE_LEAST < slot ? PIECE_LEAST : slot;
-    uint32_t most = 0;
+    uint32_t most = most_of(p, weights);
 
-    for (int r = 0; r < p; r++)
-        most = weights[r] > most ? weights[r] : most;
     while (piece < slot && piece * PIECES < bytes / R2_SCHEDULE_UNIT * most)
         piece *= 2;
     return piece;

@@ -2,8 +2,8 @@
  *
  * p - 1 peers send to a NIC at once. What they may send is what is posted: more than the queue
  * before the NIC holds is lost and sent again, less than the round trip needs leaves the NIC idle.
- * R2_SIZES_CREDIT is 4 ms of 8 Gbit/s: what a shallow queue holds, and several round
- * trips.
+ * R2_SIZES_CREDIT is 4 ms of 8 Gbit/s: what shallow queues of two NICs hold, and several round
+ * trips. A rank that has lost NICs posts less.
  *
  * All ranks must come to the same slot and piece.
  */
@@ -14,6 +14,10 @@
 #include <stdint.h>
 
 #define R2_SIZES_CREDIT ((size_t)4 << 20) /* bytes posted on all lanes that receive */
+
+/* Bytes of the window that p ranks need. In a larger one, ranks run further ahead of those that
+ * have lost NICs: their messages then wait in front of those that all wait for. */
+size_t r2_sizes_memory(int p);
 
 /* Bytes of a slot: of the largest piece. */
 size_t r2_sizes_slot(size_t memory, int p);
@@ -27,7 +31,8 @@ size_t r2_sizes_window(size_t memory, int p);
  * pieces; but each costs time of a core. */
 size_t r2_sizes_piece(size_t slot, int p, uint64_t bytes, const uint32_t *weights);
 
-/* Bytes that are posted to receive on one lane, if they are more than one piece. */
-size_t r2_sizes_credit(int p);
+/* Bytes that a rank posts to receive on one lane, if they are more than one piece. weights: [p], by
+ * which all ranks' NICs are equally busy (plan/shard.h). */
+size_t r2_sizes_credit(int p, int rank, const uint32_t *weights);
 
 #endif

@@ -63,6 +63,7 @@ struct sim_rank {
     int me;
     struct r2_exec *x;
     struct r2_schedule schedule;
+    size_t credit;
     void *slots;
     unsigned begun[2];
     double landed; /* 0: not yet */
@@ -320,7 +321,7 @@ static double sim_run(void)
 
     for (int r = 0; r < sim.p; r++) {
         sim.ranks[r].landed = 0;
-        r2_exec_begin(sim.ranks[r].x, &sim.ranks[r].schedule);
+        r2_exec_begin(sim.ranks[r].x, &sim.ranks[r].schedule, sim.ranks[r].credit);
         sim_push(sim.now, SIM_TURN, r, NULL);
     }
     while (!sim_over()) {

@@ -146,12 +146,8 @@ static void make(int p, size_t piece, int rounds)
     memset(pipes, 0, sizeof(pipes));
     for (int r = 0; r < p; r++) {
         struct rank *k = &ranks[r];
-        struct r2_exec_config config = {.p = p,
-                                        .piece = piece,
-                                        .n_slots = rounds * r2_exec_round(p),
-                                        .credit = 1 + check_below(4 * piece),
-                                        .ops = &ops,
-                                        .user = k};
+        struct r2_exec_config config = {
+            .p = p, .piece = piece, .n_slots = rounds * r2_exec_round(p), .ops = &ops, .user = k};
 
         memset(k, 0, sizeof(*k));
         k->me = r;
@@ -173,8 +169,10 @@ static void unmake(int p)
 
 static void begin(struct rank *r)
 {
+    const struct r2_schedule *s = &r->schedule[r->op];
+
     r->copies[0] = r->copies[1] = 0;
-    r2_exec_begin(r->x, &r->schedule[r->op]);
+    r2_exec_begin(r->x, s, 1 + check_below(4 * s->piece * s->elem));
 }
 
 static void next_op(struct rank *r, int ops)
@@ -307,7 +305,7 @@ TEST(one_kind_after_another)
 TEST(too_few_slots)
 {
     struct r2_exec_config config = {
-        .p = 4, .piece = 64, .n_slots = r2_exec_round(4) - 1, .credit = 1, .ops = &ops};
+        .p = 4, .piece = 64, .n_slots = r2_exec_round(4) - 1, .ops = &ops};
     struct r2_exec *x;
 
     CHECK_EQ(r2_exec_new(&x, &config), -EINVAL);

@@ -6,7 +6,6 @@
 #include "plan/shard.h"
 
 #define MIB ((uint64_t)1 << 20)
-#define MEMORY ((size_t)16 << 20)
 #define RATE 1e9          /* of a healthy node */
 #define QUEUE (4.0 * MIB) /* what may wait at a port */
 #define NEAR 1.02         /* of the bound */
@@ -24,9 +23,8 @@ static struct r2_shard_input some(int p, int slow, double share, uint64_t bytes)
 
 static struct r2_schedule_data open_ports(const struct r2_shard_input *in)
 {
-    size_t slot = r2_sizes_slot(MEMORY, in->p);
-    struct r2_exec_config config = {
-        .piece = slot, .n_slots = (int)(MEMORY / slot), .credit = r2_sizes_credit(in->p)};
+    size_t memory = r2_sizes_memory(in->p), slot = r2_sizes_slot(memory, in->p);
+    struct r2_exec_config config = {.piece = slot, .n_slots = (int)(memory / slot)};
     struct r2_schedule_data data = {.p = in->p, .count = in->bytes / 4, .elem = 4};
 
     CHECK(r2_shard_weights(in, weights));
@@ -35,6 +33,7 @@ static struct r2_schedule_data open_ports(const struct r2_shard_input *in)
     for (int r = 0; r < in->p; r++) {
         sim.out[r] = nodes[r].out;
         sim.in[r] = nodes[r].in;
+        sim.ranks[r].credit = r2_sizes_credit(in->p, r, weights);
     }
     return data;
 }
@@ -70,6 +69,19 @@ TEST(close_to_the_bound)
         CHECK_MSG(got < NEAR, "%d nodes, %d at %.3f: %.4f of the bound", cases[i].p, cases[i].slow,
                   cases[i].share, got);
     }
+}
+
+/* A rank that owns nothing receives the sums alone: over what is left of its NICs. */
+TEST(who_has_lost_nics_posts_less)
+{
+    static const uint32_t half[] = {0, 21845, 21845, 21846};
+    static const uint32_t equal[] = {16384, 16384, 16384, 16384};
+    size_t whole = r2_sizes_credit(4, 0, equal);
+
+    CHECK_EQ(whole, R2_SIZES_CREDIT / 6);
+    CHECK_EQ(r2_sizes_credit(4, 3, half), whole);
+    CHECK_LT(r2_sizes_credit(4, 0, half), whole * 61 / 100);
+    CHECK_GT(r2_sizes_credit(4, 0, half), whole * 59 / 100);
 }
 
 /* Nodes of four different rates. */
