@@ -31,7 +31,7 @@ from r2ccl_ctl.control import (
     select_targets,
     send_commands,
 )
-from r2ccl_ctl.rows import Timing
+from r2ccl_ctl.rows import Timing, take
 from r2ccl_ctl.segment import SegmentError
 from r2ccl_ctl.units import show_bytes
 
@@ -96,7 +96,7 @@ def timing_dict(snapshot: Snapshot, timing: Timing) -> dict[str, Any]:
         "pid": process.pid,
         "job": process.job,
         "recording": process.recording,
-        **{name: value for name, value in vars(timing).items() if name != "index"},
+        **take(vars(timing), "comm rank ranks op up_to longest_ns count"),
         "total": sum(timing.count),
         "median_s": timing.quantile(0.5),
         "p95_s": timing.quantile(0.95),
