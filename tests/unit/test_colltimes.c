@@ -288,11 +288,11 @@ static void run(const char *func, size_t count, uint64_t wait, uint64_t span)
     recv = op(c, false, getpid());
     CHECK(send && recv);
     CHECK_EQ(prof->stop_event(c), 0);
-    now_ns += wait;
     message = step(recv);
     CHECK_EQ(prof->record_state(message, 10, NULL), 0); /* posted */
     message = step(send);
     CHECK_EQ(prof->record_state(message, 8, NULL), 0); /* waits for the GPU */
+    now_ns += wait;
     CHECK_EQ(prof->record_state(message, R2_PROF_SEND_PEER_WAIT, NULL), 0);
     now_ns += span / 2;
     CHECK_EQ(prof->stop_event(message), 0);
@@ -392,7 +392,9 @@ static void test_kinds(void)
     record(true);
     for (int i = 0; i < n; i++)
         run(kinds[i].func, 1024, 1, 10000);
+    run("AllReduce", 1025, 1, 10000);
     tick();
+    CHECK_EQ(row(n)->up_to, 16384);
     for (int i = 0; i < n; i++) {
         CHECK_EQ(row(i)->op, kinds[i].op);
         CHECK_EQ(row(i)->up_to, kinds[i].bytes);
