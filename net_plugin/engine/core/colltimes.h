@@ -17,8 +17,7 @@
 #define R2_COLL_SLOTS 2048
 #define R2_COLL_TRIES 4             /* slots that are looked at for a free one */
 #define R2_COLL_SETTLE_NS 20000000u /* an operation that is not known by then comes no more */
-#define R2_COLL_IDLE_NS 1000000000u /* the same of a collective without any: it needs no network   \
-                                     */
+#define R2_COLL_IDLE_NS 1000000000u /* the same of a collective without any: none is needed */
 #define R2_COLL_STUCK_NS UINT64_C(600000000000) /* its communicator has been aborted, say */
 
 struct r2_coll {
