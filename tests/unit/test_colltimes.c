@@ -50,7 +50,7 @@ static uint64_t begin(uint64_t now)
     return r2_coll_begin(t, &(struct r2_coll){.comm = COMM, .bytes = now}, now);
 }
 
-static void test_off(void)
+TEST(off)
 {
     fresh(false);
     CHECK_EQ(begin(1), 0);
@@ -60,7 +60,7 @@ static void test_off(void)
 
 /* The wait for the GPU before the first data does not count, nor does the first data of a second
  * connection. */
-static void test_from_first_sent_to_last_end(void)
+TEST(from_first_sent_to_last_end)
 {
     uint64_t h;
 
@@ -90,7 +90,7 @@ static void test_from_first_sent_to_last_end(void)
     CHECK_EQ(found_count, 0);
 }
 
-static void test_who_only_receives(void)
+TEST(who_only_receives)
 {
     uint64_t h;
 
@@ -106,7 +106,7 @@ static void test_who_only_receives(void)
     CHECK_EQ(found_ns, 7000);
 }
 
-static void test_not_before_all_is_handed_over(void)
+TEST(not_before_all_is_handed_over)
 {
     uint64_t h;
 
@@ -122,7 +122,7 @@ static void test_not_before_all_is_handed_over(void)
     CHECK_EQ(found_count, 1);
 }
 
-static void test_without_network(void)
+TEST(without_network)
 {
     uint64_t h;
 
@@ -136,7 +136,7 @@ static void test_without_network(void)
 }
 
 /* Full: at once, and counted. Room comes back. */
-static void test_drops(void)
+TEST(drops)
 {
     uint64_t last = 0;
 
@@ -162,7 +162,7 @@ static void test_drops(void)
     CHECK_MSG(false, "a slot that is free again is not found");
 }
 
-static void test_stuck(void)
+TEST(stuck)
 {
     uint64_t h;
 
@@ -177,7 +177,7 @@ static void test_stuck(void)
 }
 
 /* Handles of collectives that ended do nothing to the next one in their slot. */
-static void test_old_handles(void)
+TEST(old_handles)
 {
     uint64_t old, h = 0;
 
@@ -199,7 +199,7 @@ static void test_old_handles(void)
     CHECK_EQ(reap(2 * R2_COLL_IDLE_NS), R2_COLL_SLOTS);
 }
 
-static void test_classes(void)
+TEST(classes)
 {
     CHECK_EQ(r2_coll_class(0), 1024);
     CHECK_EQ(r2_coll_class(1024), 1024);
@@ -321,7 +321,7 @@ static uint32_t recording(void)
 }
 
 /* Nothing is asked of NCCL before the operator does, and no event is taken. */
-static void test_asks_for_nothing(void)
+TEST(asks_for_nothing)
 {
     open_comm();
     CHECK_EQ(mask, 1 << 7);
@@ -340,7 +340,7 @@ static void test_asks_for_nothing(void)
 }
 
 /* Known times come out as they went in. */
-static void test_histogram(void)
+TEST(histogram)
 {
     const struct r2_seg_timing *r;
 
@@ -373,7 +373,7 @@ static void test_histogram(void)
 }
 
 /* One row for each kind and class of sizes; sizes as nccl-tests has them. */
-static void test_kinds(void)
+TEST(kinds)
 {
     static const struct {
         const char *func;
@@ -409,7 +409,7 @@ static void test_kinds(void)
 }
 
 /* Handles of another process, and none at all, lead nowhere. */
-static void test_strange_handles(void)
+TEST(strange_handles)
 {
     void *c;
 
@@ -428,7 +428,7 @@ static void test_strange_handles(void)
     close_comm();
 }
 
-static void test_full_table(void)
+TEST(full_table)
 {
     open_comm();
     record(true);
@@ -448,7 +448,7 @@ static void test_full_table(void)
 }
 
 /* With the last communicator NCCL's word is gone; the next one finds recording as it was. */
-static void test_no_communicator(void)
+TEST(no_communicator)
 {
     open_comm();
     record(true);
@@ -462,28 +462,4 @@ static void test_no_communicator(void)
     CHECK_EQ(prof->init(&ctx, COMM, &mask, NULL, 2, RANKS, RANK, NULL), 0);
     CHECK(mask & R2_PROF_COLL);
     close_comm();
-}
-
-static const struct check_test tests[] = {
-    {"off", test_off},
-    {"from_first_sent_to_last_end", test_from_first_sent_to_last_end},
-    {"who_only_receives", test_who_only_receives},
-    {"not_before_all_is_handed_over", test_not_before_all_is_handed_over},
-    {"without_network", test_without_network},
-    {"drops", test_drops},
-    {"stuck", test_stuck},
-    {"old_handles", test_old_handles},
-    {"classes", test_classes},
-    {"asks_for_nothing", test_asks_for_nothing},
-    {"histogram", test_histogram},
-    {"kinds", test_kinds},
-    {"strange_handles", test_strange_handles},
-    {"full_table", test_full_table},
-    {"no_communicator", test_no_communicator},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }
