@@ -96,12 +96,19 @@ struct r2_seg_process {
     char command[128];
     char warning[128];  /* what the process lacks or could not do, for people */
     uint32_t plan_stop; /* not 0: the operator wants no plans (verb PLAN) */
-    uint32_t plan;      /* enum r2_seg_plan: what R2CCL_PLAN is here */
+    uint32_t plan;      /* enum r2_seg_plan */
     uint32_t recording; /* enum r2_seg_recording */
     uint8_t reserved[20];
 };
 
-enum r2_seg_plan { R2_SEG_PLAN_UNKNOWN = 0, R2_SEG_PLAN_OFF, R2_SEG_PLAN_SHADOW, R2_SEG_PLAN_AUTO };
+/* What R2CCL_PLAN is here, or DIRECT: R2CCL_ALLREDUCE=direct, whatever that is. */
+enum r2_seg_plan {
+    R2_SEG_PLAN_UNKNOWN = 0,
+    R2_SEG_PLAN_OFF,
+    R2_SEG_PLAN_SHADOW,
+    R2_SEG_PLAN_AUTO,
+    R2_SEG_PLAN_DIRECT
+};
 
 /* Times of collectives (struct r2_seg_timing). CANNOT: NCCL has not taken the plugin's profiler. */
 enum r2_seg_recording { R2_SEG_RECORDING_CANNOT = 0, R2_SEG_RECORDING_OFF, R2_SEG_RECORDING_ON };
