@@ -23,7 +23,7 @@ from typing import Any
 from r2ccl_ctl import jobname, order, rows, unread
 from r2ccl_ctl.errors import R2Error, R2UsageError, plain
 from r2ccl_ctl.pids import is_gone, own_pidns, start_ticks
-from r2ccl_ctl.rows import Comm, Nic, PathRow, Peer, word
+from r2ccl_ctl.rows import Comm, Nic, PathRow, Peer, Timing, word
 from r2ccl_ctl.rows import find_nic as find_nic
 from r2ccl_ctl.segment import OtherLayout, Segment, SegmentError, layout
 
@@ -75,6 +75,7 @@ class Process:
     comms: int = 0
     plan_stop: bool = False
     plan: str = ""
+    recording: str = ""
     layout: int | None = None
 
     @property
@@ -130,6 +131,7 @@ class Snapshot:
     paths: list[PathRow]
     comms: list[Comm]
     times: dict[str, dict[str, Any]] = field(default_factory=dict)
+    timings: list[Timing] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "process": self.process.as_dict()}
@@ -141,7 +143,8 @@ class Command:
 
     fault: a kind of faults.py. direction: tx, rx, both. rate: bytes per second (slow).
     loss_ppm: of a million (loss). for_ms: 0 is until recover-nic. weight: of set-weight. force: of
-    drain-nic, the last usable NIC, too. plan: of plan, whether plans may be taken.
+    drain-nic, the last usable NIC, too. plan: of plan, whether plans may be taken. record: of
+    record, whether times of collectives are recorded.
     """
 
     verb: str
@@ -156,9 +159,13 @@ class Command:
     weight: int = 0
     force: bool = False
     plan: bool = False
+    record: bool = False
 
 
-NUMBERS = ("rate", "loss_ppm", "after_bytes", "after_ops", "for_ms", "weight", "force", "plan")
+NUMBERS = (
+    *("rate", "loss_ppm", "after_bytes", "after_ops", "for_ms", "weight", "force", "plan"),
+    "record",
+)
 
 
 @dataclass(frozen=True)
@@ -307,6 +314,7 @@ def _process(path: Path, segment: Segment, header: dict[str, Any], row: dict[str
         warning=row["warning"],
         plan_stop=bool(row["plan_stop"]),
         plan=word("r2_seg_plan", "R2_SEG_PLAN_", row["plan"]).replace("unknown", ""),
+        recording=word("r2_seg_recording", "R2_SEG_RECORDING_", row["recording"]),
         created_real_ns=header["created_real_ns"],
         alive_real_ns=header["alive_real_ns"],
         alive_mono_ns=header["alive_mono_ns"],
@@ -429,6 +437,7 @@ def read_snapshot(process: Process, segment: Segment) -> Snapshot:
         paths=found,
         comms=[rows.comm(index, row) for index, row in segment.used_rows("comms", "r2_seg_comm")],
         times=times,
+        timings=[rows.timing(i, row) for i, row in segment.used_rows("timings", "r2_seg_timing")],
     )
 
 

@@ -35,7 +35,7 @@ from prometheus_client.registry import Collector
 
 from r2ccl_ctl.control import OTHER, Process, Selection, Snapshot, list_processes, unreadable
 from r2ccl_ctl.errors import R2Error, R2UsageError
-from r2ccl_ctl.rows import Comm, Nic
+from r2ccl_ctl.rows import Comm, Nic, Timing, spans
 from r2ccl_ctl.segment import SegmentError, layout
 
 KEEP_S = 300.0
@@ -44,6 +44,7 @@ KEEP_S = 300.0
 PROCESS = ("job_name", "node", "rank", "pid")
 NIC = (*PROCESS, "nic")
 COMM = (*PROCESS, "comm", "comm_rank")
+TIMING = (*COMM, "op", "up_to_bytes")
 
 # Counter of the process -> (metric, what it counts). In bytes where the name says so.
 COUNTERS = {
@@ -67,6 +68,7 @@ COUNTERS = {
     "verdicts": ("verdicts", "Verdicts about which NIC is at fault"),
     "journal_dropped": ("journal_dropped", "Events that found no room in the journal"),
     "rows_refused": ("rows_refused", "Peers and paths that found their table full"),
+    "timings_dropped": ("collectives_dropped", "Collectives that were to be recorded and are not"),
 }
 GAUGES = {
     "connections_open": ("connections", "Connections open now"),
@@ -104,6 +106,16 @@ TIMES = {
 
 
 @dataclass
+class Times:
+    """A histogram: labels -> the sum in seconds, and how many in each bucket."""
+
+    text: str
+    names: Sequence[str]
+    bounds: Sequence[float]
+    values: dict[tuple[str, ...], tuple[float, ...]] = field(default_factory=dict)
+
+
+@dataclass
 class Families:
     """The metrics of one collection. A series that comes twice (two rows of one name) is added up:
     Prometheus refuses a page on which one stands twice."""
@@ -111,9 +123,7 @@ class Families:
     _found: dict[str, tuple[str, str, tuple[str, ...], dict[tuple[str, ...], float]]] = field(
         default_factory=dict
     )
-    _times: dict[str, tuple[str, dict[tuple[str, ...], tuple[int, ...]]]] = field(
-        default_factory=dict
-    )
+    _times: dict[str, Times] = field(default_factory=dict)
 
     def add(
         self,
@@ -133,22 +143,28 @@ class Families:
             values[key] = values.get(key, 0) + value
 
     def add_times(
-        self, name: str, text: str, labels: Sequence[str], times: dict[str, Any] | None
+        self,
+        name: str,
+        text: str,
+        names: Sequence[str],
+        bounds: Sequence[float],
+        labels: Sequence[str] = (),
+        row: Sequence[float] = (),
     ) -> None:
-        """A histogram of the process, of r2_seg_times; None: only announce it."""
-        _, values = self._times.setdefault(name, (text, {}))
-        if times is not None:
-            row = (times["us"], *times["count"])
+        """A histogram. `row`: the sum in seconds, then how many in each bucket; empty: only
+        announce it."""
+        values = self._times.setdefault(name, Times(text, names, bounds)).values
+        if row:
             before = values.get(tuple(labels), (0,) * len(row))
             values[tuple(labels)] = tuple(map(sum, zip(before, row, strict=True)))
 
     def _histograms(self) -> Iterator[Metric]:
-        bounds = [str(us / 1e6) for us in sorted(layout().enum("r2_seg_within", "R2_SEG_WITHIN_"))]
-        for name, (text, values) in self._times.items():
-            family = HistogramMetricFamily(f"r2ccl_{name}", f"{text}.", labels=PROCESS)
-            for labels, (us, *counts) in values.items():
-                buckets = zip([*bounds, "+Inf"], accumulate(counts), strict=True)
-                family.add_metric(labels, list(buckets), us / 1e6)
+        for name, times in self._times.items():
+            family = HistogramMetricFamily(f"r2ccl_{name}", f"{times.text}.", labels=times.names)
+            for labels, (seconds, *counts) in times.values.items():
+                ends = [*map(str, times.bounds), "+Inf"]
+                buckets = zip(ends, accumulate(counts), strict=True)
+                family.add_metric(labels, list(buckets), seconds)
             yield family
 
     def metrics(self) -> Iterator[Metric]:
@@ -200,8 +216,11 @@ def add_process(to: Families, snapshot: Snapshot | None) -> None:
     for key, (name, text) in COUNTERS.items():
         value = snapshot.counters.get(key, 0) if snapshot else 0
         to.add("counter", name, text, PROCESS, labels, value, series=there)
+    bounds = [us / 1e6 for us in sorted(layout().enum("r2_seg_within", "R2_SEG_WITHIN_"))]
     for key, (name, text) in TIMES.items():
-        to.add_times(name, text, labels, snapshot.times[key] if snapshot else None)
+        times = snapshot.times[key] if snapshot else None
+        row = (times["us"] / 1e6, *times["count"]) if times else ()
+        to.add_times(name, text, PROCESS, bounds, labels, row)
 
 
 def waited_for(snapshot: Snapshot, peer: object) -> bool:
@@ -269,6 +288,23 @@ def add_comm(to: Families, snapshot: Snapshot | None, comm: Comm | None) -> None
         to.add("counter", name, text, COMM, labels, getattr(comm, key, 0), series=there)
 
 
+def add_timing(to: Families, snapshot: Snapshot | None, timing: Timing | None) -> None:
+    """Times of collectives; None announces them."""
+    labels: tuple[str, ...] = ()
+    row: tuple[float, ...] = ()
+    if snapshot and timing:
+        comm = (timing.comm[:8], str(timing.rank))
+        labels = (*process_labels(snapshot.process), *comm, timing.op, str(timing.up_to))
+        row = (timing.ns / 1e9, *timing.count)
+    text = "From a collective's first data on the network to its end"
+    to.add_times("collective_seconds", text, TIMING, spans(), labels, row)
+    text = (
+        "Bytes of the collectives of r2ccl_collective_seconds, as nccl-tests counts bus bandwidth"
+    )
+    value = timing.bus_bytes if timing else 0
+    to.add("counter", "collective_bus_bytes", text, TIMING, labels, value, series=bool(timing))
+
+
 def wanted_processes(there: Iterable[Process], wanted: Selection, alive_ns: int) -> list[Process]:
     """Those that run, and those that were alive at `alive_ns` or later. Damaged ones, and those of
     another layout, are left out: nobody knows whose they are. Of several with the same labels, as
@@ -303,6 +339,7 @@ def collect(
     add_process(to, None)
     add_nic(to, None, None)
     add_comm(to, None, None)
+    add_timing(to, None, None)
     there = list_processes(dead=True, directory=directory)
     lost = sum(process.state in ("damaged", OTHER) for process in there)
     for process in wanted_processes(there, wanted, now_ns() - int(keep_s * 1e9)):
@@ -317,6 +354,8 @@ def collect(
             add_nic(to, snapshot, nic)
         for comm in snapshot.comms:
             add_comm(to, snapshot, comm)
+        for timing in snapshot.timings:
+            add_timing(to, snapshot, timing)
     to.add("gauge", "processes", "Running processes on this page", (), (), shown)
     hidden = lost + len(unreadable(directory=directory))
     text = "Control segments that could not be read: of other users, of another layout, or damaged"

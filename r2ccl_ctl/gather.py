@@ -16,7 +16,7 @@ from r2ccl_ctl import __version__
 from r2ccl_ctl.control import Process, Selection, Snapshot
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.remote import AGENT, PEERS, Helper, NoAnswer, argv_for_peer, at_once
-from r2ccl_ctl.rows import Comm, Nic, PathRow, Peer
+from r2ccl_ctl.rows import Comm, Nic, PathRow, Peer, Timing
 
 AGAIN_S = 5.0  # after a host gave no answer
 STOP_S = 0.5
@@ -172,7 +172,13 @@ def restored(row: dict[str, Any], shift_ns: int) -> Snapshot:
     """A snapshot that came as JSON; its monotonic times are this host's then."""
     row = shifted(row, shift_ns)
     process = Process.from_dict(row.pop("process"))
-    kinds = (("nics", Nic), ("peers", Peer), ("paths", PathRow), ("comms", Comm))
+    kinds = (
+        ("nics", Nic),
+        ("peers", Peer),
+        ("paths", PathRow),
+        ("comms", Comm),
+        ("timings", Timing),
+    )
     tables: dict[str, Any] = {name: [kind(**one) for one in row.pop(name)] for name, kind in kinds}
     return Snapshot(process=process, **row, **tables)
 

@@ -157,6 +157,52 @@ class Comm:
     bus_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class Timing:
+    """Times of one kind of collective (`op`) of a communicator, of sizes up to `up_to` bytes.
+    `comm`: NCCL's own id of it. `count[i]`: how many took at most `spans()[i]` seconds and longer
+    than the one before; the last: all others. bus_bytes: as nccl-tests counts bus bandwidth."""
+
+    index: int
+    comm: str
+    rank: int
+    ranks: int
+    op: str
+    up_to: int
+    bus_bytes: int
+    ns: int
+    longest_ns: int
+    count: list[int]
+
+    def quantile(self, share: float) -> float:
+        """Seconds that this share of them stays below, if they lie evenly in their bucket."""
+        wanted, below, low = share * sum(self.count), 0, 0.0
+        longest = self.longest_ns / 1e9
+        for high, count in zip([*spans(), longest], self.count, strict=True):
+            if count and below + count >= wanted:
+                high = min(high, longest)
+                return low + (high - low) * max(wanted - below, 0) / count if high > low else high
+            below += count
+            low = high
+        return longest
+
+
+def spans() -> list[float]:
+    """Upper ends of the buckets of Timing.count but the last, in seconds."""
+    names = layout().constants
+    first, count = names["R2_SEG_SPAN_US"], names["R2_SEG_SPANS"]
+    return [(first << i) / 1e6 for i in range(count - 1)]
+
+
+def timing(index: int, row: dict[str, Any]) -> Timing:
+    return Timing(
+        index=index,
+        comm=f"{row['comm']:016x}",
+        op=word("r2_seg_collective", "R2_SEG_COLL_", row["op"]),
+        **take(row, "rank ranks up_to bus_bytes ns longest_ns count"),
+    )
+
+
 def process_name(host: str, pid: int, rank: int | None) -> str:
     """ "node1:4711". In containers all processes may have pid 1, so the rank is named then."""
     return f"{host}:{pid}" + (f" rank {rank}" if pid == 1 and rank is not None else "")

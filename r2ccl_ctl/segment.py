@@ -32,6 +32,7 @@ MAX_TABLES = 64
 MAX_ROWS = 65536
 MAX_STRIDE = 65536
 MAX_SIZE = 64 << 20
+LATER = ("timings",)  # tables that came after the first segment of these versions
 # Sentences, and what stands for one; other texts are names, which are compared.
 SENTENCES = ("cause", "fault", "warning", "command", "result")
 
@@ -219,7 +220,8 @@ class Segment:
             if not self._fits(table):
                 raise SegmentError(f"{name} is damaged: its table of {word} lies outside of it")
             tables[word] = table
-        absent = [word for word in self.layout.kinds if word != "none" and word not in tables]
+        needed = [word for word in self.layout.kinds if word not in ("none", *LATER)]
+        absent = [word for word in needed if word not in tables]
         if absent:
             raise SegmentError(f"{name} is damaged: it has no table of {', '.join(absent)}")
         return tables

@@ -68,7 +68,7 @@ static int check(struct r2_control *ctl, struct r2_seg_command *raw, struct r2_c
     int rc = 0;
 
     raw->nic[sizeof(raw->nic) - 1] = '\0';
-    if (raw->verb == R2_SEG_VERB_NONE || raw->verb > R2_SEG_VERB_PLAN) {
+    if (raw->verb == R2_SEG_VERB_NONE || raw->verb > R2_SEG_VERB_RECORD) {
         snprintf(result, size, "this process knows no command number %u", raw->verb);
         return -EOPNOTSUPP;
     }
@@ -83,6 +83,10 @@ static int check(struct r2_control *ctl, struct r2_seg_command *raw, struct r2_c
     if (raw->verb == R2_SEG_VERB_PLAN) {
         cmd->plan = raw->plan == 1;
         return raw->plan > 1 ? refuse(result, size, "plan", raw->plan) : 0;
+    }
+    if (raw->verb == R2_SEG_VERB_RECORD) {
+        cmd->record = raw->record == 1;
+        return raw->record > 1 ? refuse(result, size, "record", raw->record) : 0;
     }
     cmd->nic = r2_control_nic_find(ctl, raw->nic);
     if (cmd->nic < 0)

@@ -31,11 +31,7 @@ static pid_t opener;
 static void set_table(struct r2_segment *seg, enum r2_seg_kind kind, size_t offset, size_t stride,
                       uint32_t rows)
 {
-    struct r2_seg_header *header = &seg->header;
-    struct r2_seg_table *at =
-        kind <= R2_SEG_TABLES ? &header->tables[kind - 1] : &header->more[kind - 1 - R2_SEG_TABLES];
-
-    *at = (struct r2_seg_table){
+    *r2_control_table(seg, kind) = (struct r2_seg_table){
         .kind = kind,
         .offset = (uint32_t)offset,
         .stride = (uint32_t)stride,
@@ -54,7 +50,7 @@ static void write_header(struct r2_segment *seg)
     header->minor = R2_SEG_MINOR;
     header->total_size = sizeof(*seg);
     header->header_size = sizeof(*header);
-    header->table_count = R2_SEG_KIND_COMMS;
+    header->table_count = R2_SEG_KIND_TIMINGS;
     TABLE(seg, R2_SEG_KIND_PROCESS, process, 1);
     TABLE(seg, R2_SEG_KIND_COUNTERS, counters, 1);
     TABLE(seg, R2_SEG_KIND_GAUGES, gauges, 1);
@@ -64,6 +60,7 @@ static void write_header(struct r2_segment *seg)
     TABLE(seg, R2_SEG_KIND_COMMANDS, commands, R2_SEG_MAX_COMMANDS);
     TABLE(seg, R2_SEG_KIND_EVENTS, events, R2_SEG_MAX_EVENTS);
     TABLE(seg, R2_SEG_KIND_COMMS, comms, R2_SEG_MAX_COMMS);
+    TABLE(seg, R2_SEG_KIND_TIMINGS, timings, R2_SEG_MAX_TIMINGS);
     header->created_real_ns = r2_control_clock(CLOCK_REALTIME);
     header->alive_real_ns = header->created_real_ns;
     header->alive_mono_ns = r2_control_clock(CLOCK_MONOTONIC);
@@ -229,7 +226,7 @@ int r2_control_open(struct r2_control **out, const struct r2_control_info *info)
 /* Gives back the object's memory for rows that were never used: what stays for readers is small. */
 static void punch(struct r2_control *ctl, enum r2_seg_kind kind)
 {
-    const struct r2_seg_table *table = &ctl->seg->header.tables[kind - 1];
+    const struct r2_seg_table *table = r2_control_table(ctl->seg, kind);
     uint32_t high = __atomic_load_n(&table->high, __ATOMIC_RELAXED);
     off_t page = sysconf(_SC_PAGESIZE);
     off_t from = (off_t)table->offset + (off_t)high * table->stride;
@@ -247,6 +244,7 @@ static void mark_ended(struct r2_control *ctl)
     punch(ctl, R2_SEG_KIND_PEERS);
     punch(ctl, R2_SEG_KIND_PATHS);
     punch(ctl, R2_SEG_KIND_EVENTS);
+    punch(ctl, R2_SEG_KIND_TIMINGS);
     r2_control_journal(ctl, &(struct r2_control_event){.event = R2_EV_ENDED});
     r2_gauge(&ctl->seg->header.ended_real_ns, r2_control_clock(CLOCK_REALTIME));
     r2_control_publish(ctl, true);

@@ -179,6 +179,18 @@ void r2_control_path_cause(struct r2_control *ctl, int path, const char *cause);
 void r2_control_path_remote(struct r2_control *ctl, int path, const char *remote_nic);
 void r2_control_path_remove(struct r2_control *ctl, int path);
 
+/* Times of collectives (timings.c). One thread. */
+struct r2_control_timing {
+    uint64_t comm;
+    int rank, ranks;
+    enum r2_seg_collective op;
+    uint64_t up_to; /* bytes: the class of its size */
+    uint64_t bus_bytes;
+};
+/* False: its table is full. */
+bool r2_control_timing(struct r2_control *ctl, const struct r2_control_timing *what, uint64_t ns);
+void r2_control_recording(struct r2_control *ctl, enum r2_seg_recording state);
+
 /* Journal: the newest R2_SEG_MAX_EVENTS events. Any thread; an event is dropped (and counted)
  * rather than waited for when its slot is still being written by a writer a whole ring behind. */
 struct r2_control_event {
@@ -198,7 +210,7 @@ void r2_control_journal(struct r2_control *ctl, const struct r2_control_event *e
 struct r2_control_cmd {
     uint64_t request_id;
     enum r2_seg_verb verb;
-    int nic;                         /* row, valid for every verb but PING */
+    int nic;                         /* row, valid where the verb has a NIC */
     enum r2_seg_fault fault;         /* FAIL_NIC: not NONE */
     enum r2_seg_direction direction; /* FAIL_NIC: not NONE */
     uint32_t loss_ppm;               /* LOSS: 1 ... 1000000 */
@@ -209,6 +221,7 @@ struct r2_control_cmd {
     uint32_t weight; /* SET_WEIGHT: 0 ... 1000000 */
     int force;       /* DRAIN_NIC: the last one, too */
     int plan;        /* PLAN: plans may be taken */
+    int record;      /* RECORD: times of collectives are recorded */
     uint32_t client_pid;
 };
 /* Returns 0 or -errno; may write an answer for people into `result` (empty at the start). */

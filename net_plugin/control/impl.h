@@ -38,6 +38,14 @@ static inline uint64_t r2_control_clock(clockid_t clock)
     return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
+/* Where a table lies. */
+static inline struct r2_seg_table *r2_control_table(struct r2_segment *seg, enum r2_seg_kind kind)
+{
+    struct r2_seg_header *h = &seg->header;
+
+    return kind <= R2_SEG_TABLES ? &h->tables[kind - 1] : &h->more[kind - 1 - R2_SEG_TABLES];
+}
+
 /* The text part of a row is written between begin and end.
  *
  * begin is also the lock between writers: it takes `seq` from even to odd. Its acquire pairs with

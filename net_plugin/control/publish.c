@@ -24,7 +24,8 @@ _Static_assert(sizeof(struct r2_seg_process) <= MAX_STRIDE &&
                    sizeof(struct r2_seg_nic) <= MAX_STRIDE &&
                    sizeof(struct r2_seg_peer) <= MAX_STRIDE &&
                    sizeof(struct r2_seg_path) <= MAX_STRIDE &&
-                   sizeof(struct r2_seg_comm) <= MAX_STRIDE,
+                   sizeof(struct r2_seg_comm) <= MAX_STRIDE &&
+                   sizeof(struct r2_seg_timing) <= MAX_STRIDE,
                "rows are taken whole");
 
 static void out(struct r2_control *ctl, const void *data, size_t n, size_t at)
@@ -207,7 +208,8 @@ void r2_control_publish(struct r2_control *ctl, bool whole)
     TABLE(ctl, nics, &h->tables[R2_SEG_KIND_NICS - 1].high, R2_SEG_MAX_NICS);
     TABLE(ctl, peers, &h->tables[R2_SEG_KIND_PEERS - 1].high, R2_SEG_MAX_PEERS);
     TABLE(ctl, paths, &h->tables[R2_SEG_KIND_PATHS - 1].high, R2_SEG_MAX_PATHS);
-    TABLE(ctl, comms, &h->more[R2_SEG_KIND_COMMS - 1 - R2_SEG_TABLES].high, R2_SEG_MAX_COMMS);
+    TABLE(ctl, comms, &r2_control_table(ctl->seg, R2_SEG_KIND_COMMS)->high, R2_SEG_MAX_COMMS);
+    TABLE(ctl, timings, &r2_control_table(ctl->seg, R2_SEG_KIND_TIMINGS)->high, R2_SEG_MAX_TIMINGS);
     events(ctl);
     header(ctl);
     unlock(ctl);

@@ -90,7 +90,7 @@ void r2_row_cause(char *field, size_t size, const char *text)
 
 void r2_row_mark(struct r2_control *ctl, enum r2_seg_kind kind, uint32_t row)
 {
-    uint32_t *high = &ctl->seg->header.tables[kind - 1].high;
+    uint32_t *high = &r2_control_table(ctl->seg, kind)->high;
     uint32_t now = __atomic_load_n(high, __ATOMIC_RELAXED);
 
     while (now < row + 1 && !__atomic_compare_exchange_n(high, &now, row + 1, true,

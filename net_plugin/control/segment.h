@@ -21,16 +21,19 @@
 
 /* cdef begin */
 #define R2_SEG_VERSION 3
-#define R2_SEG_MINOR 2
+#define R2_SEG_MINOR 3
 #define R2_SEG_MAX_NICS 16
 #define R2_SEG_MAX_PEERS 512
 #define R2_SEG_MAX_PATHS 2048
 #define R2_SEG_MAX_COMMANDS 8
 #define R2_SEG_MAX_EVENTS 1024
 #define R2_SEG_MAX_COMMS 128
+#define R2_SEG_MAX_TIMINGS 128
 #define R2_SEG_TABLES 8
 #define R2_SEG_NAME 40
 #define R2_SEG_TIMES 11
+#define R2_SEG_SPANS 24
+#define R2_SEG_SPAN_US 8
 
 enum r2_seg_kind {
     R2_SEG_KIND_NONE = 0,
@@ -42,7 +45,8 @@ enum r2_seg_kind {
     R2_SEG_KIND_PATHS,
     R2_SEG_KIND_COMMANDS,
     R2_SEG_KIND_EVENTS,
-    R2_SEG_KIND_COMMS
+    R2_SEG_KIND_COMMS,
+    R2_SEG_KIND_TIMINGS
 };
 
 /* Where a table lies. `high`: rows from this one on were never used. */
@@ -93,7 +97,8 @@ struct r2_seg_process {
     char warning[128];  /* what the process lacks or could not do, for people */
     uint32_t plan_stop; /* not 0: the operator wants no plans (verb PLAN) */
     uint32_t plan;      /* enum r2_seg_plan */
-    uint8_t reserved[24];
+    uint32_t recording; /* enum r2_seg_recording */
+    uint8_t reserved[20];
 };
 
 /* What R2CCL_PLAN is here, or DIRECT: R2CCL_ALLREDUCE=direct, whatever that is. */
@@ -104,6 +109,9 @@ enum r2_seg_plan {
     R2_SEG_PLAN_AUTO,
     R2_SEG_PLAN_DIRECT
 };
+
+/* Times of collectives (struct r2_seg_timing). CANNOT: NCCL has not taken the plugin's profiler. */
+enum r2_seg_recording { R2_SEG_RECORDING_CANNOT = 0, R2_SEG_RECORDING_OFF, R2_SEG_RECORDING_ON };
 
 /* What the buckets of r2_seg_times hold, in us; the last bucket holds what takes longer. */
 enum r2_seg_within {
@@ -165,7 +173,8 @@ struct r2_seg_counters {
     uint64_t tail_resent_chunks;
     struct r2_seg_times failover; /* from a path's loss until what it carried is sent again */
     struct r2_seg_times resume;   /* ... until something sent after the loss has arrived */
-    uint64_t reserved[3];
+    uint64_t timings_dropped;     /* collectives that were to be recorded and are not */
+    uint64_t reserved[2];
 };
 
 /* The present value. */
@@ -368,7 +377,8 @@ enum r2_seg_verb {
     R2_SEG_VERB_DRAIN_NIC,
     R2_SEG_VERB_UNDRAIN_NIC,
     R2_SEG_VERB_SET_WEIGHT,
-    R2_SEG_VERB_PLAN /* no NIC */
+    R2_SEG_VERB_PLAN,  /* no NIC */
+    R2_SEG_VERB_RECORD /* no NIC */
 };
 
 enum r2_seg_fault { /* R2_SEG_FAULT_LAST, below, is the last one */
@@ -410,7 +420,8 @@ struct r2_seg_command {
     uint32_t force;     /* for DRAIN_NIC: 1 drains the last usable NIC, too; else 0 */
     uint32_t plan;      /* for PLAN: 0: back to NCCL's own choice, 1: plans may be taken */
     uint64_t after_ops; /* for FAIL_NIC: it starts at that operation from now on; 0: no matter */
-    uint8_t reserved[120];
+    uint32_t record;    /* for RECORD: 1: times of collectives are recorded, 0: no longer */
+    uint8_t reserved[116];
 };
 
 enum r2_seg_event {
@@ -533,6 +544,24 @@ struct r2_seg_comm {
     uint64_t bus_bytes;   /* of its collectives, as nccl-tests counts bus bandwidth */
 };
 
+/* Times of one kind of collective of one communicator, up to so many bytes (and more than a quarter
+ * of that). Bucket i of `count` holds those that took up to R2_SEG_SPAN_US << i microseconds, the
+ * last one all longer ones. Only ever grow. */
+struct r2_seg_timing {
+    uint32_t seq;
+    uint32_t used;
+    uint32_t op; /* enum r2_seg_collective */
+    int32_t rank;
+    uint64_t comm; /* its id */
+    uint64_t up_to;
+    uint64_t bus_bytes; /* as nccl-tests counts bus bandwidth */
+    uint64_t ns;        /* the sum of the times */
+    uint64_t longest_ns;
+    uint64_t count[R2_SEG_SPANS];
+    uint32_t ranks;
+    uint8_t reserved[12];
+};
+
 struct r2_segment {
     struct r2_seg_header header;
     struct r2_seg_process process;
@@ -544,6 +573,7 @@ struct r2_segment {
     struct r2_seg_command commands[R2_SEG_MAX_COMMANDS];
     struct r2_seg_journal_entry events[R2_SEG_MAX_EVENTS];
     struct r2_seg_comm comms[R2_SEG_MAX_COMMS];
+    struct r2_seg_timing timings[R2_SEG_MAX_TIMINGS];
 };
 /* cdef end */
 
@@ -562,6 +592,7 @@ _Static_assert(sizeof(struct r2_seg_path) == 256, "path");
 _Static_assert(sizeof(struct r2_seg_command) == 512, "command");
 _Static_assert(sizeof(struct r2_seg_journal_entry) == 256, "journal entry");
 _Static_assert(sizeof(struct r2_seg_comm) == 328, "communicator");
+_Static_assert(sizeof(struct r2_seg_timing) == 264, "timing");
 _Static_assert(offsetof(struct r2_seg_nic, n) % 8 == 0, "counters aligned");
 _Static_assert(offsetof(struct r2_seg_path, n) % 8 == 0, "counters aligned");
 _Static_assert(sizeof(struct r2_segment) < 1024 * 1024, "containers give little shared memory");

@@ -18,6 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "engine/core/colltimes.h"
 #include "topology/nics.h"
 #include "util/log.h"
 
@@ -104,5 +105,16 @@ int r2_engine_close_listen(struct r2_listen *listen);
  * process's end (some 60 bytes): NCCL 2.28.3 shares it between communicators and finalizes it with
  * each of them. */
 int r2_engine_finalize(struct r2_ctx *ctx);
+
+/* Times of collectives, as NCCL's profiler tells them (core/colltimes.h). Any thread.
+ *
+ * `mask`: the word by which NCCL knows what to tell; the operator sets and clears `bits` in it, in
+ * the running job. NULL: NCCL has no such word any more. */
+void r2_engine_coll_switch(int *mask, int bits);
+uint64_t r2_engine_coll_begin(const struct r2_coll *what);
+void r2_engine_coll_handed(uint64_t handle);
+bool r2_engine_coll_op_begin(uint64_t handle);
+void r2_engine_coll_op_end(uint64_t handle);
+void r2_engine_coll_moves(uint64_t handle, bool sent);
 
 #endif

@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 
 #include "control/control.h"
+#include "engine/core/colltimes.h"
 #include "engine/core/damp.h"
 #include "engine/core/grey.h"
 #include "engine/core/health.h"
@@ -557,6 +558,7 @@ struct r2_engine {
     struct r2_seg_gauges *g;
     struct r2_linkwatch *watch;
     struct r2_io_fd watch_fd;
+    struct r2_colltimes colls;
 };
 extern struct r2_engine r2_eng;
 /* What r2_eng.ops becomes; a test sets another before the first r2_engine_init. */

@@ -96,6 +96,11 @@ SECTIONS = (
                 "Write what happened to all ranks as one trace, for ui.perfetto.dev or "
                 "chrome://tracing.",
             ),
+            Later(
+                "collectives",
+                "collective_cmds",
+                "See how long collectives take, and start or stop recording it.",
+            ),
             Later("metrics", "metrics_cmds", "Print metrics for Prometheus, or serve them."),
         ),
     ),

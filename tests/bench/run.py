@@ -40,6 +40,7 @@ import known
 import locate
 import overhead
 import planned
+import recording
 import resume
 import shaped
 import shim_cost
@@ -75,6 +76,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "ramp": (flap.RAMP_TITLE, flap.run_ramp),
     "heartbeat": (heartbeat.TITLE, heartbeat.run),
     "overhead": (overhead.TITLE, overhead.run),
+    "recording": (recording.TITLE, recording.run),
     "shim_cost": (shim_cost.TITLE, shim_cost.run),
     "direct": (direct.TITLE, direct.run),
     "planned": (planned.TITLE, planned.run),

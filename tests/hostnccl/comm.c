@@ -130,7 +130,7 @@ static int count_nodes(const struct ncclComm *comm, const struct info *all)
 }
 
 /* All ranks agree on the channels: one per device of the rank that has most, within limits. */
-static ncclResult_t agree(struct ncclComm *comm)
+static ncclResult_t agree(struct ncclComm *comm, int *nodes)
 {
     struct info *all = calloc((size_t)comm->nranks, sizeof(*all));
     if (!all)
@@ -157,10 +157,10 @@ static ncclResult_t agree(struct ncclComm *comm)
     }
     comm->channels = most < least ? least : most;
     comm->channels = comm->channels > cap ? cap : comm->channels;
-    int nodes = count_nodes(comm, all);
+    *nodes = count_nodes(comm, all);
     free(all);
     HN_INFO("rank %d of %d, comm 0x%llx: stand-in for NCCL, nNodes %d, %d channels over NET/%s",
-            comm->rank, comm->nranks, (unsigned long long)comm->id, nodes, comm->channels, name);
+            comm->rank, comm->nranks, (unsigned long long)comm->id, *nodes, comm->channels, name);
     return result;
 }
 
@@ -189,6 +189,7 @@ static ncclResult_t make_rings(struct ncclComm *comm)
 ncclResult_t hn_comm_create(struct ncclComm *comm, struct hn_boot *boot, struct hn_netctx *share)
 {
     comm->boot = boot;
+    int nodes = 0;
     ncclResult_t result = ncclSuccess;
     int traffic = comm->config.trafficClass;
     if (share) {
@@ -201,9 +202,10 @@ ncclResult_t hn_comm_create(struct ncclComm *comm, struct hn_boot *boot, struct 
         result = hn_net_open(comm->id, name, traffic, &comm->net);
     }
     if (result == ncclSuccess)
-        result = agree(comm);
+        result = agree(comm, &nodes);
     if (result != ncclSuccess)
         return result;
+    hn_prof_open(comm, nodes);
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     long gpu = cores / 4 < 1 ? 1 : cores / 4 > 8 ? 8 : cores / 4;
     comm->gpu_threads = (int)hn_util_env("HOSTNCCL_GPU_THREADS", gpu, 1, HN_MAX_GPU_THREADS);
@@ -257,6 +259,7 @@ void hn_comm_free(struct ncclComm *comm)
     close_conns(comm);
     hn_service_stop(comm);
     hn_boot_free(comm->boot);
+    hn_prof_close(comm);
     if (comm->net)
         hn_net_close(comm->net);
     free(comm->ring_send);

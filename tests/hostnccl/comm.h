@@ -32,6 +32,7 @@ struct hn_lane {
 
 struct hn_slot {
     void *request; /* progress thread */
+    void *event;   /* the profiler's; progress thread */
     size_t bytes;  /* on the wire; send: set before tail moves; receive: what test said */
     /* Receive: what the consumer expected, set before head moves. Atomic, since with LL only the
      * message's own flags order this write after the read for the slot's former message. */
@@ -74,7 +75,11 @@ struct hn_pxop { /* what the progress thread does for one operation on one conne
     uint64_t total; /* messages */
     uint64_t posted;
     uint64_t finished;
-    size_t exact_left; /* p2p receive: bytes still to be posted; SIZE_MAX: post whole slots */
+    size_t exact_left;       /* p2p receive: bytes still to be posted; SIZE_MAX: post whole slots */
+    bool begun;              /* the message that isend had no request for */
+    const struct hn_op *api; /* until the progress thread has it */
+    int mask;                /* what of it the profiler wants to know */
+    void *task_event, *event;
 };
 
 struct hn_task; /* kernels.h */
@@ -116,6 +121,8 @@ struct ncclComm {
     int channels, gpu_threads;
     struct hn_boot *boot;
     struct hn_netctx *net;
+    bool profiled;
+    void *prof_ctx, *prof_group;
     ncclConfig_t config;
     char net_name[64];
     unsigned splits;

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "group.h"
+#include "profiler.h"
 
 #include <stdlib.h>
 
@@ -89,8 +89,14 @@ static void run_part(struct part *part, bool async)
         return;
     struct hn_launch *launch = part->launch;
     launch->detached = async;
+    hn_prof_ops_begin(part->comm, part->ops);
+    for (struct hn_pxop *px = part->px; px; px = px->next) {
+        px->mask = px->api->mask;
+        px->task_event = px->api->event;
+    }
     if (part->px)
         hn_progress_add(part->comm, part->px);
+    hn_prof_ops_end(part->ops);
     hn_gpu_launch(part->comm, launch);
 }
 
@@ -190,6 +196,8 @@ ncclResult_t hn_group_op(const struct hn_op *op)
     }
     *copy = *op;
     copy->next = NULL;
+    copy->mask = op->comm->profiled ? hn_prof_mask() : 0;
+    copy->event = NULL;
     if (!ops)
         ops_end = &ops;
     *ops_end = copy;

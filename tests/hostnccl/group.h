@@ -15,6 +15,8 @@ struct hn_op { /* one API call */
     ncclDataType_t type;
     struct hn_redop op;
     int peer; /* or root */
+    int mask; /* what of it the profiler wants to know */
+    void *event;
 };
 
 struct hn_init { /* one communicator to be made */

@@ -12,6 +12,7 @@ enum { ALIGN = 16 };
 
 struct build {
     struct ncclComm *comm;
+    const struct hn_op *op; /* whose tasks are being added */
     struct hn_launch *launch;
     struct hn_pxop *px, **px_end;
     int *keys;                       /* which connection a chain belongs to */
@@ -52,6 +53,7 @@ static int add_px(struct build *b, const struct hn_task *t, struct hn_conn *conn
     if (!px)
         return -1;
     px->conn = conn;
+    px->api = b->op;
     px->proto = t->proto;
     px->func = t->func;
     px->total = total;
@@ -252,6 +254,7 @@ static ncclResult_t fill(struct build *b, const struct hn_op *ops)
         result = add_self(b, ops);
     for (const struct hn_op *op = ops; op && result == ncclSuccess; op = op->next) {
         bool p2p = is_p2p(op);
+        b->op = op;
         if (p2p ? op->peer == b->comm->rank : !op->count)
             continue;
         if (!p2p)

@@ -4,10 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels.h"
+#include "nccl_abi/nccl_profiler_abi.h"
+#include "profiler.h"
 
 #define POISON ((void *)0xa5a5a5a5a5a5a5a5ull)
 #define POISON_INT ((int)0xa5a5a5a5)
+
+enum { SEND_GPU_WAIT = 8, SEND_WAIT, RECV_WAIT, RECV_GPU_WAIT = 12 }; /* the profiler's states */
 
 static const char *const proto_names[HN_PROTOS] = {"LL", "LL128", "Simple"};
 
@@ -59,6 +62,12 @@ static int progress_send(struct hn_pxop *op, bool *moved)
     while (op->posted < op->total && c->posted < tail) {
         struct hn_slot *slot = &c->slots[c->posted % HN_MAX_DEPTH];
         slot->request = POISON;
+        if (!op->begun) {
+            hn_prof_message_begin(op, slot);
+            hn_prof_message_state(op, slot, SEND_GPU_WAIT);
+            hn_prof_message_state(op, slot, R2_PROF_SEND_PEER_WAIT);
+        }
+        op->begun = true;
         rc = hn_net_isend(c->comm->net, c->net_comm, slot_at(lane, c->posted), slot->bytes,
                           c->comm->rank, lane->mhandle, &slot->request);
         if (rc)
@@ -67,6 +76,8 @@ static int progress_send(struct hn_pxop *op, bool *moved)
             return misbehaved(c, "isend did not write request", c->posted, 0);
         if (!slot->request)
             break;
+        hn_prof_message_state(op, slot, SEND_WAIT);
+        op->begun = false;
         c->posted++;
         op->posted++;
         *moved = true;
@@ -76,6 +87,7 @@ static int progress_send(struct hn_pxop *op, bool *moved)
         if (!oldest_done(c, slot, &size, &rc))
             break;
         hn_scribble(slot_at(lane, c->tested), slot->bytes);
+        hn_prof_message_end(slot);
         c->tested++;
         op->finished++;
         *moved = true;
@@ -115,6 +127,8 @@ static int post_receive(struct hn_pxop *op, bool *posted)
     }
     if (op->exact_left != SIZE_MAX)
         op->exact_left -= size;
+    hn_prof_message_begin(op, slot);
+    hn_prof_message_state(op, slot, RECV_WAIT);
     c->posted++;
     op->posted++;
     return 0;
@@ -138,6 +152,7 @@ static int retire(struct hn_pxop *op, bool *moved)
             hn_scribble(slot_at(lane, c->retired), lane->slot_bytes);
             lane->scribbled[index] = true;
         }
+        hn_prof_message_end(slot);
         c->retired++;
         op->finished++;
         *moved = true;
@@ -162,6 +177,8 @@ static int progress_recv(struct hn_pxop *op, bool *moved)
         if (!oldest_done(c, slot, &size, &rc))
             break;
         slot->bytes = (size_t)size;
+        hn_prof_message_state(op, slot, R2_PROF_RECV_FLUSH_WAIT);
+        hn_prof_message_state(op, slot, RECV_GPU_WAIT);
         c->tested++;
         *moved = true;
         /* Pairs with the acquire before the GPU consumes a Simple slot. */
@@ -188,6 +205,7 @@ static int round_of(struct ncclComm *comm, struct hn_pxop **active, bool *moved,
             return rc;
         if (op->finished == op->total) {
             op->conn->current = NULL;
+            hn_prof_work_end(op);
             *link = op->next;
             free(op);
             (*finished)++;
@@ -215,10 +233,12 @@ static bool fetch(struct ncclComm *comm, struct hn_pxop **active, int finished,
     struct hn_pxop **end = active;
     while (*end)
         end = &(*end)->next;
-    *end = comm->px_new;
+    struct hn_pxop *fresh = *end = comm->px_new;
     comm->px_new = NULL;
     bool go_on = !comm->quit_progress && !atomic_load(&comm->stop);
     pthread_mutex_unlock(&comm->lock);
+    for (; fresh; fresh = fresh->next)
+        hn_prof_work_begin(fresh);
     return go_on;
 }
 

@@ -45,13 +45,27 @@ def test_python_and_c_agree_on_sizes(start_writer: StartWriter) -> None:
         "process": "r2_seg_process", "counters": "r2_seg_counters", "gauges": "r2_seg_gauges",
         "nics": "r2_seg_nic", "peers": "r2_seg_peer", "paths": "r2_seg_path",
         "commands": "r2_seg_command", "events": "r2_seg_journal_entry",
-        "comms": "r2_seg_comm",
+        "comms": "r2_seg_comm", "timings": "r2_seg_timing",
     }  # fmt: skip
     with control.open_segment(start_writer().path) as segment:
         strides = {word: table.stride for word, table in segment.tables.items()}
         assert strides == {word: layout().size(name) for word, name in structs.items()}
         assert segment.header()["total_size"] == layout().size("r2_segment") == segment.size
         assert segment.size < 1 << 20
+
+
+def test_an_older_segment_has_no_table_of_times(start_writer: StartWriter, tmp_path: Path) -> None:
+    writer = start_writer()
+    assert writer.process.snapshot().timings
+    data = bytearray(writer.path.read_bytes())
+    at = layout().offset("r2_seg_header", "table_count")
+    (count,) = struct.unpack_from("=I", data, at)
+    struct.pack_into("=I", data, at, count - 1)
+    copy = tmp_path / writer.path.name
+    copy.write_bytes(data)
+    older = control.describe(copy)
+    assert older is not None and older.snapshot().timings == []
+    assert len(older.snapshot().nics) == 2
 
 
 def test_header_of_sources_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ __all__ = ["built", "nobody", "start_writer"]
 
 PAGE = ROOT / "docs" / "json.md"
 BEHIND = "127.0.2.1"
+ASKED = "plan on, plan off, collectives on, collectives off"
 
 # The page
 
@@ -439,7 +440,13 @@ def test_drain_with_wait(full: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_plan(full: Writer) -> None:
     for word in ("off", "on"):
-        check("plan on, plan off", printed("plan", word, "--job", full.job))
+        check(ASKED, printed("plan", word, "--job", full.job))
+
+
+def test_collectives(full: Writer) -> None:
+    for word in ("on", "off"):
+        check(ASKED, printed("collectives", word, "--job", full.job))
+    check("collectives show", printed("collectives", "show", "--job", full.job))
 
 
 def test_faults_apply(full: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,6 +137,9 @@ static int on_command(void *arg, const struct r2_control_cmd *cmd, char *result,
     case R2_SEG_VERB_SET_WEIGHT:
         r2_control_nic_weight(w->ctl, nic, cmd->weight);
         return 0;
+    case R2_SEG_VERB_RECORD:
+        r2_control_recording(w->ctl, cmd->record ? R2_SEG_RECORDING_ON : R2_SEG_RECORDING_OFF);
+        return 0;
     default:
         return -EOPNOTSUPP;
     }
@@ -165,6 +168,15 @@ static void fill(struct writer *w, const char *peer_host)
         r2_gauge(&r2_control_path_counters(w->ctl, w->paths[nic])->rtt_us, 120);
         say(w, R2_EV_PATH_UP, nic, 0, 0, NULL);
     }
+    r2_control_recording(w->ctl, R2_SEG_RECORDING_OFF);
+    r2_control_timing(w->ctl,
+                      &(struct r2_control_timing){.comm = 7,
+                                                  .rank = 1,
+                                                  .ranks = 2,
+                                                  .op = R2_SEG_COLL_ALL_REDUCE,
+                                                  .up_to = 4096,
+                                                  .bus_bytes = 4000},
+                      20000);
     r2_control_set_missing(w->ctl, R2_SEG_MISSING_NETLINK | R2_SEG_MISSING_NUMA);
     r2_gauge(&r2_control_gauges(w->ctl)->threads, 2);
     r2_control_publish(w->ctl, false);

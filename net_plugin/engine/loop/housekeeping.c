@@ -2,6 +2,7 @@
  * the kernel says about links there. */
 #include <stdio.h>
 
+#include "engine/base/colls.h"
 #include "engine/locate/locate.h"
 #include "engine/loop/loop.h"
 #include "io/pollers.h"
@@ -40,6 +41,7 @@ static void house_keeping(struct r2_timer *t, uint64_t now)
     r2_nicreach_tick(now);
     r2_nicquality_tick(now);
     r2_locate_house(now);
+    r2_colls_tick(now);
     say_short();
     r2_nic_publish_rdma();
     r2_pollers_house(now);

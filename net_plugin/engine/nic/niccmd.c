@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/colls.h"
 #include "engine/nic/nics.h"
 
 #define WEIGHT_MAX 100 /* percent */
@@ -156,6 +157,8 @@ static int on_command(void *arg, const struct r2_control_cmd *cmd, char *result,
         return undrain_nic(cmd, result, size, now);
     case R2_SEG_VERB_SET_WEIGHT:
         return set_weight(cmd, result, size);
+    case R2_SEG_VERB_RECORD:
+        return r2_colls_record(cmd->record, result, size);
     default:
         snprintf(result, size, "this plugin does not know the command");
         return -EOPNOTSUPP;
