@@ -16,7 +16,7 @@ import re
 import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +104,9 @@ class Process:
 
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> Process:
-        """What as_dict gave, after JSON."""
-        return cls(**{**row, "path": Path(row["path"])})
+        """What as_dict gave, after JSON; maybe of another version, which may have more fields."""
+        known = {one.name: row[one.name] for one in fields(cls) if one.name in row}
+        return cls(**{**known, "path": Path(row["path"])})
 
     def snapshot(self) -> Snapshot:
         """All tables. Raises SegmentError when the object is gone or damaged."""

@@ -35,8 +35,8 @@ MAX_AT_S = 24 * 3600.0
 
 
 def parse_kind(text: str) -> tuple[str, int, int]:
-    """(kind, bytes per second of slow, parts per million of loss). `r2_seg_fault` in segment.h has
-    the kinds, io/fault.c what they do, and nic/faultrules.c those of R2CCL_FAULTS."""
+    """(kind, bytes per second of slow, parts per million of loss). A new kind is a line of
+    `r2_seg_fault` in segment.h, its name and effect in io/fault.c, and a line here."""
     kind, equals, value = text.partition("=")
     if kind in ("blackhole", "error") and not equals:
         return kind, 0, 0

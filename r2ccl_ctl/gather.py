@@ -15,7 +15,7 @@ from typing import Any
 from r2ccl_ctl import __version__
 from r2ccl_ctl.control import Process, Selection, Snapshot
 from r2ccl_ctl.errors import R2Error, R2UsageError
-from r2ccl_ctl.remote import AGENT, PEERS, Helper, NoAnswer, at_once
+from r2ccl_ctl.remote import AGENT, PEERS, Helper, NoAnswer, argv_for_peer, at_once
 from r2ccl_ctl.rows import Comm, Nic, PathRow, Peer
 
 AGAIN_S = 5.0  # after a host gave no answer
@@ -124,9 +124,10 @@ class PeerHosts(Hosts):
 
     def _member(self, name: str) -> Member:
         """A peer's word is no option of ssh, and no list of hosts for srun."""
+        if HOST_NAME.fullmatch(name):
+            return Member(name, self.via, self.timeout, argv_for_peer(self.via, name))
         found = Member(name, self.via, self.timeout)
-        if not HOST_NAME.fullmatch(name):
-            found.error, found.again = "a peer gave this name, and it is no host name", math.inf
+        found.error, found.again = "a peer gave this name, and it is no host name", math.inf
         return found
 
 

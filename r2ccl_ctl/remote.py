@@ -71,6 +71,12 @@ def argv_for(via: str, host: str, env: Mapping[str, str], module: str = AGENT) -
     return [*words, *agent] if direct else [*words, shlex.join(agent)]
 
 
+def argv_for_peer(via: str, host: str) -> list[str]:
+    """The same for a host as its processes call it: Slurm's name of a node has no domain."""
+    slurm = Path(starter(via, host)[0]).name == "srun"
+    return argv_for(via, host.partition(".")[0] if slurm else host, os.environ)
+
+
 class NoAnswer(Exception):
     """A helper did not answer."""
 
@@ -130,7 +136,8 @@ class Helper:
         try:
             line = self.lines.get(timeout=timeout)
         except queue.Empty:
-            raise NoAnswer(f"no answer in {timeout:g} s") from None
+            said = f": {self.said[-1]}" if self.said else ""
+            raise NoAnswer(f"no answer in {timeout:g} s{said}") from None
         if not line:
             raise NoAnswer(self._last_words())
         try:
@@ -157,11 +164,13 @@ class Helper:
                 self.popen.stdin.close()
             except OSError:
                 pass
-        try:
-            self.popen.wait(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            self.popen.kill()
-            self.popen.wait()
+        for end in (self.popen.terminate, self.popen.kill):  # srun takes its waiting job back
+            try:
+                self.popen.wait(timeout=timeout)
+                return
+            except subprocess.TimeoutExpired:
+                end()
+        self.popen.wait()
 
 
 def at_once(work: Callable[[H], T], helpers: Sequence[H]) -> list[T]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from r2ccl_ctl.control import Process
 from r2ccl_ctl.journal import Event
 
 STAGES = ("detected", "told", "fenced", "replayed", "resumed")
@@ -24,13 +25,16 @@ class Failover:
     it happened. remote: it is the peer's NIC."""
 
     nic: str
-    host: str
-    pid: int
+    process: Process
     peer: str
     begin_ns: int
     cause: str
     stages: dict[str, int] = field(default_factory=dict)
     bytes: int = 0
+
+    @property
+    def host(self) -> str:
+        return self.process.host
 
     @property
     def end_ns(self) -> int:
@@ -58,9 +62,7 @@ def failovers(events: Sequence[Event]) -> list[Failover]:
         key = (*pair, e.nic, e.remote_nic)
         if e.event == "path-down":
             begin = _cause(faults, e)
-            one = Failover(
-                e.nic, e.process.host, e.process.pid, f"{e.peer_host}:{e.peer_pid}", begin, e.cause
-            )
+            one = Failover(e.nic, e.process, f"{e.peer_host}:{e.peer_pid}", begin, e.cause)
             one.stages["detected"] = e.mono_ns
             found[key] = one
             if (told := _told(ordered, e)) is not None:
@@ -77,7 +79,7 @@ def failovers(events: Sequence[Event]) -> list[Failover]:
         if e.event == "path-up" and key in found:
             earlier = (*pair, f"{e.nic}#{e.mono_ns}", e.remote_nic)
             found[earlier] = found.pop(key)
-    return sorted(found.values(), key=lambda one: (one.begin_ns, one.host, one.pid))
+    return sorted(found.values(), key=lambda one: (one.begin_ns, one.host, one.process.pid))
 
 
 def _cause(faults: Iterable[Event], down: Event) -> int:
@@ -103,6 +105,25 @@ def _told(ordered: Sequence[Event], down: Event) -> int | None:
     return None
 
 
+class Rows:
+    """Which row each process has: its number is its pid, or the next one that is free on its host.
+    In containers of one host several processes have the same pid."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        found = {(e.process.host, e.process.name): e.process for e in events}
+        self.of: dict[tuple[str, str], int] = {}
+        self.processes: dict[tuple[str, int], Process] = {}
+        for (host, name), process in sorted(found.items(), key=lambda one: (one[1].pid, one[0])):
+            row = process.pid
+            while (host, row) in self.processes:
+                row += 1
+            self.of[host, name] = row
+            self.processes[host, row] = process
+
+    def __getitem__(self, process: Process) -> int:
+        return self.of[process.host, process.name]
+
+
 def document(
     events: Sequence[Event], samples: Sequence[Sample] = (), notes: Sequence[str] = ()
 ) -> dict[str, Any]:
@@ -116,13 +137,17 @@ def document(
         )
     }
     rows = [_name("process_name", pid, 0, f"host {host}") for host, pid in hosts.items()]
-    ranks = {(e.process.host, e.process.pid): e.process for e in events}
-    for (host, pid), process in sorted(ranks.items()):
-        title = f"rank {process.rank}" if process.rank is not None else f"pid {pid}"
-        rows.append(_name("thread_name", hosts[host], pid, title))
-    rows += [_instant(e, hosts, start) for e in events]
+    of = Rows(events)
+    titles = {
+        key: f"rank {process.rank}" if process.rank is not None else f"pid {process.pid}"
+        for key, process in sorted(of.processes.items())
+    }
+    for (host, row), title in titles.items():
+        rows.append(_name("thread_name", hosts[host], row, title))
+    rows += [_instant(e, hosts, of, start) for e in events]
     for number, one in enumerate(failovers(events)):
-        rows += _spans(one, number, hosts, start)
+        row = of[one.process]
+        rows += _spans(one, number, hosts, row, start, titles[one.host, row])
     rows += [
         {
             "name": s.name,
@@ -145,7 +170,7 @@ def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _instant(e: Event, hosts: Mapping[str, int], start: int) -> dict[str, Any]:
+def _instant(e: Event, hosts: Mapping[str, int], of: Rows, start: int) -> dict[str, Any]:
     known = {
         "nic": e.nic,
         "remote_nic": e.remote_nic,
@@ -160,18 +185,19 @@ def _instant(e: Event, hosts: Mapping[str, int], start: int) -> dict[str, Any]:
         "ph": "i",
         "s": "t",
         "pid": hosts[e.process.host],
-        "tid": e.process.pid,
+        "tid": of[e.process],
         "ts": (e.mono_ns - start) / 1e3,
         "args": {name: value for name, value in known.items() if value},
     }
 
 
 def _spans(
-    one: Failover, number: int, hosts: Mapping[str, int], start: int
+    one: Failover, number: int, hosts: Mapping[str, int], row: int, start: int, whose: str
 ) -> list[dict[str, Any]]:
     """Asynchronous spans: those of several paths overlap. A stage lasts from the one before it."""
-    base = {"cat": "failover", "id": number, "pid": hosts[one.host], "tid": one.pid}
-    title = f"failover {one.nic} to {one.peer}"
+    local = {"local": hex(number)}  # a number for all would put them beside the hosts, not below
+    base = {"cat": "failover", "id2": local, "pid": hosts[one.host], "tid": row}
+    title = f"{whose}: failover {one.nic} to {one.peer}"
     args = {"cause": one.cause, "replayed_bytes": one.bytes, "peer": one.peer}
     rows = [{**base, "name": title, "ph": "b", "ts": (one.begin_ns - start) / 1e3, "args": args}]
     at = one.begin_ns

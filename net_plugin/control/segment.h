@@ -366,10 +366,10 @@ enum r2_seg_verb {
 
 enum r2_seg_fault { /* R2_SEG_FAULT_LAST, below, is the last one */
                     R2_SEG_FAULT_NONE = 0,
-                    R2_SEG_FAULT_BLACKHOLE,
-                    R2_SEG_FAULT_ERROR,
-                    R2_SEG_FAULT_SLOW,
-                    R2_SEG_FAULT_LOSS
+                    R2_SEG_FAULT_BLACKHOLE, /* bytes vanish, nothing answers or is reported */
+                    R2_SEG_FAULT_ERROR,     /* connections are reset, new ones fail */
+                    R2_SEG_FAULT_SLOW,      /* at most `rate` */
+                    R2_SEG_FAULT_LOSS       /* of pieces, `loss_ppm` cost a retransmission */
 };
 
 enum r2_seg_command_state {

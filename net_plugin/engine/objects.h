@@ -521,7 +521,7 @@ struct r2_nic_state {
     struct r2_health health;
     struct r2_damp damp;
     uint64_t alone_at; /* since when none of its paths answers, while others do; 0: not so */
-    uint64_t shown_at; /* when penalty and link were last looked at */
+    uint64_t shown_at; /* when the penalty was last shown */
     uint64_t drain_from;
     atomic_int census[R2_CENSUSES];
     atomic_uchar forgiven; /* how often this one's did, for the peers */

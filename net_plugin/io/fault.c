@@ -1,16 +1,30 @@
 #include "io/fault.h"
 
+#include <ctype.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
+#include "settings/values.h"
 #include "topology/nics.h"
 #include "util/clock.h"
 #include "util/random.h"
 
 #define PIECE (64 * 1024)
 #define RTO_NS (200 * R2_NS_PER_MS)
+#define PPM 1e6
+
+const char r2_fault_kinds[] = "blackhole, error, slow=RATE, loss=PERCENT";
+
+static const char *const names[] = {
+    [R2_SEG_FAULT_BLACKHOLE] = "blackhole",
+    [R2_SEG_FAULT_ERROR] = "error",
+    [R2_SEG_FAULT_SLOW] = "slow",
+    [R2_SEG_FAULT_LOSS] = "loss",
+};
 
 struct slot {
     pthread_mutex_t lock;
@@ -33,6 +47,61 @@ static atomic_bool any_counts;
 
 static struct slot slots[R2_MAX_NICS] = {
     [0 ... R2_MAX_NICS - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
+
+/* 100mbit, 1.5gbit/s, 10MB/s: bits in powers of 1000, bytes of 1024. */
+static int rate_of(const char *text, uint64_t *out)
+{
+    static const char prefixes[] = "kmgt";
+    const char *end = text, *prefix;
+    double rate, step;
+    int power;
+
+    if (r2_value_decimal(&end, &rate))
+        return -EINVAL;
+    prefix = *end ? strchr(prefixes, tolower((unsigned char)*end)) : NULL;
+    power = prefix ? (int)(prefix - prefixes) + 1 : 0;
+    end += power > 0;
+    if (strcasecmp(end, "bit") == 0 || strcasecmp(end, "bit/s") == 0) {
+        step = 1000;
+        rate /= 8;
+    } else if (strcmp(end, "B") == 0 || strcmp(end, "B/s") == 0) {
+        step = 1024;
+    } else {
+        return -EINVAL;
+    }
+    for (; power > 0; power--)
+        rate *= step;
+    if (!(rate >= 1 && rate < 9e18))
+        return -EINVAL;
+    *out = (uint64_t)rate;
+    return 0;
+}
+
+static int percent_of(const char *text, uint32_t *ppm)
+{
+    double percent;
+
+    if (r2_value_decimal(&text, &percent) || (*text && strcmp(text, "%") != 0) ||
+        !(percent * PPM / 100 >= 0.5 && percent <= 100))
+        return -EINVAL;
+    *ppm = percent * PPM / 100 < 1 ? 1 : (uint32_t)(percent * PPM / 100 + 0.5);
+    return 0;
+}
+
+int r2_fault_kind(const char *text, struct r2_fault *f)
+{
+    size_t len = strcspn(text, "=");
+    const char *value = text[len] ? text + len + 1 : NULL;
+
+    for (unsigned kind = R2_SEG_FAULT_NONE + 1; kind <= R2_SEG_FAULT_LAST; kind++)
+        if (strlen(names[kind]) == len && strncmp(text, names[kind], len) == 0)
+            f->kind = (enum r2_seg_fault)kind;
+    if (f->kind == R2_SEG_FAULT_SLOW)
+        return value ? rate_of(value, &f->rate) : -EINVAL;
+    if (f->kind == R2_SEG_FAULT_LOSS)
+        return value ? percent_of(value, &f->loss_ppm) : -EINVAL;
+    return f->kind == R2_SEG_FAULT_NONE || value ? -EINVAL : 0;
+}
 
 static void strike(struct slot *s)
 {
@@ -217,7 +286,6 @@ bool r2_fault_is(int nic, enum r2_seg_fault kind, int dir)
 
 void r2_fault_text(int nic, char *out, size_t cap)
 {
-    static const char *const kinds[] = {"", "blackhole", "error", "slow", "loss"};
     struct slot *s = &slots[nic];
     const char *dir;
     char detail[48] = "";
@@ -231,7 +299,7 @@ void r2_fault_text(int nic, char *out, size_t cap)
     if (s->f.kind == R2_SEG_FAULT_NONE)
         snprintf(out, cap, "%s", "");
     else
-        snprintf(out, cap, "%s%s %s%s", kinds[s->f.kind], detail, dir,
+        snprintf(out, cap, "%s%s %s%s", names[s->f.kind], detail, dir,
                  s->in_force ? "" : " (armed)");
     pthread_mutex_unlock(&s->lock);
 }

@@ -17,13 +17,10 @@
 #include "topology/nics.h"
 
 struct r2_fault {
-    /* BLACKHOLE: bytes vanish, nothing answers, nothing is reported; ERROR: connections are reset,
-     * new ones fail; SLOW: at most `rate` bytes per second and direction; LOSS: of every million
-     * pieces (64 KiB), `loss_ppm` cost a retransmission. */
     enum r2_seg_fault kind;
     bool tx, rx;
-    uint64_t rate;
-    uint32_t loss_ppm;
+    uint64_t rate;        /* bytes per second and direction */
+    uint32_t loss_ppm;    /* of pieces of 64 KiB */
     uint64_t after_bytes; /* begins when that many further bytes have moved */
     uint64_t after_ops;   /* ... or at that many further operations */
     uint64_t for_ns;      /* from when it comes into force; 0: until cleared */
@@ -39,6 +36,9 @@ static inline bool r2_fault_none(int nic)
     return !atomic_load_explicit(&r2_fault_armed[nic], memory_order_relaxed);
 }
 
+extern const char r2_fault_kinds[]; /* as they are written, for messages */
+/* "blackhole", "slow=100mbit": kind and value. 0 or -EINVAL. `f` has no kind yet. */
+int r2_fault_kind(const char *text, struct r2_fault *f);
 void r2_fault_set(int nic, const struct r2_fault *fault);
 void r2_fault_clear(int nic);
 enum r2_fault_news {

@@ -78,18 +78,20 @@ static void say_without_shim(void)
                 names);
 }
 
-/* With the shim preloaded, NCCL's first call has come through it by now. */
+/* With the shim preloaded, NCCL's first call has come through it by now. In R2CCL_MODE=off the shim
+ * itself says which settings do nothing. */
 static void check_shim(void)
 {
     static atomic_flag asked = ATOMIC_FLAG_INIT, told = ATOMIC_FLAG_INIT;
     const int *reached = dlsym(RTLD_DEFAULT, "r2ccl_shim_reached");
 
+    if (reached && r2_settings_get()->mode == R2_MODE_OFF)
+        return;
     if (!__atomic_load_n(&r2ccl_shim_uses_plugin, __ATOMIC_RELAXED) &&
         !(reached && __atomic_load_n(reached, __ATOMIC_RELAXED)) &&
         !atomic_flag_test_and_set(&told))
         say_without_shim();
-    if (!reached || __atomic_load_n(reached, __ATOMIC_RELAXED) ||
-        r2_settings_get()->mode == R2_MODE_OFF)
+    if (!reached || __atomic_load_n(reached, __ATOMIC_RELAXED))
         return;
     if (!atomic_flag_test_and_set(&asked))
         R2_WARN(

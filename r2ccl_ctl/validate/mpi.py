@@ -20,7 +20,7 @@ from r2ccl_ctl.errors import R2UsageError
 from r2ccl_ctl.job import LaunchSpec
 from r2ccl_ctl.lab import Lab, nsexec
 from r2ccl_ctl.remote import LAUNCHERS
-from r2ccl_ctl.validate.nccltests import parse_row
+from r2ccl_ctl.validate.nccltests import parse_row, starts
 
 PROGRAM = "all_reduce_perf"
 STEP = 4096  # bytes between two rows
@@ -76,6 +76,8 @@ class NcclTests:
 
     def _trial(self) -> float:
         """Seconds of a row, from a short run without faults; known for the next cases."""
+        from r2ccl_ctl.validate.bed import HostError
+
         known: dict[bool, float] = vars(self.bed).setdefault("row_s", {})
         if self.case.r2ccl not in known:
             self._start(TRIAL_ROWS, R2CCL_SHM="0")  # no rank that could be taken for the case's
@@ -85,10 +87,13 @@ class NcclTests:
             except subprocess.TimeoutExpired:
                 pass
             self._reader.join(5)
+            if (apart := starts(line for _, line in self._lines)) > 1:
+                raise HostError(
+                    f"{PROGRAM} ran as {apart} jobs of one rank, not as one: build it with MPI=1; "
+                    "under Slurm, --via 'srun --mpi=pmix' (`srun --mpi=list` shows the kinds)"
+                )
             rows = [ns for ns, line in self._lines if _row(line) is not None]
             if self._popen.poll() != 0 or len(rows) < 2:
-                from r2ccl_ctl.validate.bed import HostError
-
                 raise HostError(f"a trial of {PROGRAM} failed: {self.obituary()}")
             known[self.case.r2ccl] = max(0.001, (rows[-1] - rows[0]) / 1e9 / (len(rows) - 1))
         self._lines, self._given = [], 0

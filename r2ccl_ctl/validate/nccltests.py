@@ -11,9 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 _BOUNDS = re.compile(r"#\s*Out of bounds values\s*:\s*(\d+)\s+(OK|FAILED)\s*")
-_AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*")
+_AVERAGE = re.compile(
+    r"#\s*Avg bus bandwidth\s*:\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)(?:\s+(?:OK|FAILED))?\s*"
+)
+_BEGIN = re.compile(r"#.*\bminBytes \d")
 _RESULT = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w*\s")  # how a line of results begins
-_LOG = re.compile(r"\S+:\d+:\d+ \[\d+\] NCCL |\S+: Test |.*Test (NCCL|CUDA) failure")
+_LOG = re.compile(
+    r"\S+:\d+:\d+ \[\d+\] NCCL |\S+:\d+ NCCL DIAG |\S+: Test |.*Test (NCCL|CUDA) failure"
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,11 @@ def _half(words: list[str]) -> Half:
     if wrong is not None and not (wrong >= 0 and wrong == int(wrong)):
         raise ValueError(f"#wrong is {words[3]}")
     return Half(time_us, algbw, busbw, None if wrong is None else int(wrong))
+
+
+def starts(lines: Iterable[str]) -> int:
+    """How many programs say that they begin: ranks that MPI does not join are a job each."""
+    return sum(1 for line in lines if _BEGIN.match(line))
 
 
 def parse(lines: Iterable[str]) -> Output:

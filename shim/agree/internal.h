@@ -199,6 +199,8 @@ void r2_agree_join_early(struct r2_agree *a, const uint8_t process[16],
                          const struct r2_agree_frame *f, const uint8_t *payload);
 void r2_agree_join_reported(struct r2_agree *a, uint32_t from, const struct r2_agree_frame *f,
                             const uint8_t *payload);
+/* A rank speaks from the process that registered it: one started again is no member. */
+bool r2_agree_join_knows(const struct r2_agree *a, uint32_t rank, const uint8_t process[16]);
 
 /* --- exchange.c (service thread) ---------------------------------------------------------- */
 

@@ -76,6 +76,12 @@ void r2_agree_join_early(struct r2_agree *a, const uint8_t process[16],
     }
 }
 
+bool r2_agree_join_knows(const struct r2_agree *a, uint32_t rank, const uint8_t process[16])
+{
+    return a->roster.seats && rank < a->roster.nranks &&
+           memcmp(a->roster.processes[a->roster.seats[rank].process].process, process, 16) == 0;
+}
+
 /* As if they came now: those of processes that are not the rank's are dropped. */
 static void r2_join_take_early(struct r2_agree *a)
 {
@@ -87,7 +93,9 @@ static void r2_join_take_early(struct r2_agree *a)
             .kind = R2_FRAME_REPORT, .from = (uint32_t)r, .len = R2_AGREE_REPORT_BYTES};
 
         for (int i = 0; i < early[r].claims; i++) {
-            r2_agree_member_frame(a, early[r].claim[i].process, &f, early[r].claim[i].report);
+            if (r2_agree_join_knows(a, f.from, early[r].claim[i].process)) {
+                r2_agree_join_reported(a, f.from, &f, early[r].claim[i].report);
+            }
         }
     }
     free(early);

@@ -351,9 +351,7 @@ void r2_agree_member_frame(struct r2_agree *a, const uint8_t process[16],
         r2_agree_join_early(a, process, f, payload);
         return;
     }
-    /* A rank speaks from the process that registered it: one started again is no member. */
-    if (!a->roster.seats || f->from >= a->roster.nranks ||
-        memcmp(a->roster.processes[a->roster.seats[f->from].process].process, process, 16) != 0) {
+    if (!r2_agree_join_knows(a, f->from, process)) {
         return;
     }
     if (f->from == R2_AGREE_LEADER) {

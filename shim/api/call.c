@@ -50,20 +50,32 @@ static bool leaves_nothing(enum r2_api id)
            id == R2_API_ncclGetLastError;
 }
 
-static void start(void)
+/* Settings that do nothing beside others. */
+static void say_idle(const struct r2_settings *settings)
 {
-    const struct r2_settings *settings = r2_settings_get();
     const char *plan = r2_settings_getenv("R2CCL_PLAN");
+    bool direct = settings->allreduce == R2_ALLREDUCE_DIRECT;
 
-    r2_log_set_verbosity(settings->log);
-    pthread_atfork(before_fork, after_fork, in_child);
-    atomic_store(&state, settings->mode == R2_MODE_OFF ? OFF : ON);
     if (settings->mode <= R2_MODE_BALANCE && plan && plan[0] && strcmp(plan, "off") != 0)
         R2_WARN("R2CCL_PLAN=%s does nothing in R2CCL_MODE=off, migrate or balance", plan);
     if (settings->mode > R2_MODE_BALANCE && settings->mode != R2_MODE_AUTO &&
         settings->plan != R2_PLAN_SETTING_AUTO)
         R2_WARN("R2CCL_MODE=%d takes no schedule with R2CCL_PLAN=%s: unset R2CCL_PLAN",
                 settings->mode, plan);
+    if (settings->mode == R2_MODE_OFF && direct)
+        R2_WARN("R2CCL_ALLREDUCE=direct does nothing in R2CCL_MODE=off");
+    if (settings->mode == R2_MODE_ALLREDUCE && direct)
+        R2_WARN("R2CCL_MODE=r2ccl-allreduce takes no schedule with R2CCL_ALLREDUCE=direct");
+}
+
+static void start(void)
+{
+    const struct r2_settings *settings = r2_settings_get();
+
+    r2_log_set_verbosity(settings->log);
+    pthread_atfork(before_fork, after_fork, in_child);
+    atomic_store(&state, settings->mode == R2_MODE_OFF ? OFF : ON);
+    say_idle(settings);
 }
 
 bool r2_shim_on(void)

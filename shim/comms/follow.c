@@ -198,7 +198,7 @@ static void on_failed(void *user, int rank, uint32_t error)
 
     r2_comms_told(f->comm, rank, (int)error);
     if (f->vote)
-        r2_vote_abort(f->vote);
+        r2_vote_failed(f->vote);
 }
 
 static void on_exchanged(void *user, uint32_t round, const void *const *offers, const size_t *len)
@@ -386,17 +386,6 @@ void r2_follow_skip(struct r2_follow *parent, uint64_t salt)
 }
 
 /* ---- the application's thread */
-
-bool r2_follow_tells(const struct r2_follow *f)
-{
-    return f->family <= r2_settings_get()->tell_errors;
-}
-
-void r2_follow_tell(struct r2_follow *f, int error)
-{
-    if (r2_follow_tells(f))
-        r2_agree_tell(f->agree, (uint32_t)error);
-}
 
 void r2_follow_after(struct r2_follow *f, uint64_t n)
 {

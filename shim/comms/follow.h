@@ -45,8 +45,6 @@ void r2_follow_skip(struct r2_follow *parent, uint64_t salt);
  * returns NCCL's result: what is not R2_NCCL_OK is the collective's. */
 int r2_follow_before(struct r2_follow *follow, enum r2_seg_collective kind, uint64_t bytes);
 void r2_follow_after(struct r2_follow *follow, uint64_t n);
-/* NCCL has failed here: the other ranks are told (R2CCL_TELL_ERRORS). May wait 200 ms. */
-void r2_follow_tell(struct r2_follow *follow, int error);
 
 /* NCCL has revoked the communicator: who waits for a plan's fate does so no more, and its operation
  * goes to NCCL, which refuses it. No more plans. Any thread. */

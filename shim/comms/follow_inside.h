@@ -33,7 +33,7 @@ struct r2_follow {
     struct r2_agree_report told; /* last reported */
 };
 
-/* follow.c: whether its ranks are told of each other's errors. All ranks of a family meet at one
+/* comm.c: whether its ranks are told of each other's errors. All ranks of a family meet at one
  * process, which has a descriptor for each of theirs. */
 bool r2_follow_tells(const struct r2_follow *f);
 

@@ -39,6 +39,9 @@ void r2_comms_handed(struct r2_comm *comm, int64_t collectives, int64_t p2p, int
  * rows that nobody can see are tried again now and then. */
 void r2_comms_row_again(struct r2_comm *comm, uint64_t now);
 
+/* comm.c. It has failed here, and the first who says so tells the other ranks, which may take
+ * 200 ms. `line`: for the journal; NULL: the error's name. */
+void r2_comm_fail(struct r2_comm *comm, int error, const char *cause, const char *line);
 /* NCCL has failed with `error` at another rank: this one cannot continue. Not held. */
 void r2_comms_told(struct r2_comm *comm, int rank, int error);
 

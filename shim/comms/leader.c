@@ -18,38 +18,6 @@
 #define AGAIN_NS (250 * R2_NS_PER_MS)
 #define SOON_NS (20 * R2_NS_PER_MS)
 
-bool r2_leader_always(void)
-{
-    return r2_settings_get()->allreduce == R2_ALLREDUCE_DIRECT;
-}
-
-bool r2_leader_plans(void)
-{
-    return r2_leader_always() || r2_settings_get()->plan != R2_PLAN_SETTING_OFF;
-}
-
-bool r2_leader_carries(void)
-{
-    return r2_leader_always() || r2_settings_get()->plan == R2_PLAN_SETTING_AUTO;
-}
-
-void r2_leader_none(struct r2_comm *comm, const char *why)
-{
-    static atomic_flag told = ATOMIC_FLAG_INIT;
-    unsigned long long id = r2_comms_id(comm);
-
-    r2_comm_row_plan(comm, NULL, why);
-    if (r2_leader_always())
-        R2_WARN("communicator %016llx: AllReduce is NCCL's own, although R2CCL_ALLREDUCE=direct: "
-                "%s",
-                id, why);
-    else if (atomic_flag_test_and_set(&told))
-        R2_INFO("communicator %016llx has no plans: %s", id, why);
-    else
-        R2_WARN("communicator %016llx has no plans, which R2CCL_PLAN or R2CCL_MODE asks for: %s",
-                id, why);
-}
-
 static enum r2_plan_wish wish(void)
 {
     if (r2_leader_always())

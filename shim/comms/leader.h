@@ -44,7 +44,7 @@ struct r2_leader {
     char said[R2_PLAN_WHY]; /* the last line in log, journal and row */
 };
 
-/* What R2CCL_ALLREDUCE, R2CCL_PLAN and R2CCL_MODE say. */
+/* wanted.c: what R2CCL_ALLREDUCE, R2CCL_PLAN and R2CCL_MODE say. */
 bool r2_leader_always(void);  /* direct, healthy or not */
 bool r2_leader_plans(void);   /* ranks tell what they have left, and somebody looks at it */
 bool r2_leader_carries(void); /* ... and plans are carried out, not only shown */

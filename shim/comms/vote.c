@@ -504,12 +504,18 @@ void r2_vote_exchanged(struct r2_vote *v, uint32_t round, const void *const *off
     }
 }
 
+/* Lock held. */
+static bool runs(const struct r2_vote *v)
+{
+    return v->outcome == DIRECT && v->direct && r2_direct_state(v->direct, NULL) == R2_DIRECT_READY;
+}
+
 enum r2_vote_state r2_vote_state(struct r2_vote *v)
 {
     enum r2_vote_state is;
 
     pthread_mutex_lock(&v->lock);
-    is = v->outcome == DIRECT ? R2_VOTE_YES : v->outcome == OPEN ? R2_VOTE_OPEN : R2_VOTE_NO;
+    is = v->outcome == OPEN ? R2_VOTE_OPEN : runs(v) ? R2_VOTE_YES : R2_VOTE_NO;
     pthread_mutex_unlock(&v->lock);
     return is;
 }
@@ -521,7 +527,7 @@ static bool able(struct r2_vote *v)
     bool is;
 
     pthread_mutex_lock(&v->lock);
-    is = v->outcome == DIRECT && r2_direct_state(v->direct, NULL) == R2_DIRECT_READY;
+    is = runs(v);
     pthread_mutex_unlock(&v->lock);
     return is;
 }
@@ -618,6 +624,7 @@ static int between(struct r2_vote *v, const uint64_t *word, const void *in, void
         .in = in,
         .out = out,
         .count = count,
+        .whole = word[R2_WORD_COUNT],
         .type = (int)word[R2_WORD_TYPE],
         .op = (int)word[R2_WORD_OP],
         .schedule = plan->schedule == R2_PLAN_R2CCL ? R2_SCHEDULE_R2CCL : R2_SCHEDULE_DIRECT,
@@ -798,6 +805,16 @@ void r2_vote_abort(struct r2_vote *v)
     pthread_mutex_unlock(&v->lock);
 }
 
+void r2_vote_failed(struct r2_vote *v)
+{
+    pthread_mutex_lock(&v->lock);
+    if (v->outcome == OPEN)
+        decide(v, ABORTED);
+    if (v->direct)
+        r2_direct_abort(v->direct);
+    pthread_mutex_unlock(&v->lock);
+}
+
 void r2_vote_abort_node(struct r2_vote *v)
 {
     struct r2_node *within;
@@ -827,6 +844,7 @@ void r2_vote_finish(struct r2_vote *v)
 void r2_vote_close(struct r2_vote *v)
 {
     struct r2_direct *direct;
+    struct r2_copies *copies;
     struct r2_node *within;
 
     pthread_mutex_lock(&v->lock);
@@ -838,9 +856,14 @@ void r2_vote_close(struct r2_vote *v)
     v->making = false;
     pthread_mutex_unlock(&v->lock);
     r2_direct_free(direct);
-    open_gates(v);
-    r2_copies_free(v->copies);
+    pthread_mutex_lock(
+        &v->lock); /* take_stock may be at them; r2_direct_free was their last user */
+    copies = v->copies;
     v->copies = NULL;
+    pthread_mutex_unlock(&v->lock);
+    if (copies)
+        r2_copies_open_all(copies);
+    r2_copies_free(copies);
     r2_node_free(within);
 }
 

@@ -73,8 +73,11 @@ void r2_vote_follow(struct r2_vote *v, const void *object, uint64_t epoch, uint6
 bool r2_vote_takes(struct r2_vote *v, const uint64_t *word, bool grouped);
 int r2_vote_run(struct r2_vote *v, const uint64_t *word);
 
-/* Nobody waits any more; what runs ends with an error. Any thread. */
+/* Nobody waits any more; what runs ends with an error. Any thread. After `abort` streams of the
+ * application go on. When another rank has failed (`failed`) they do not, as behind NCCL's kernels:
+ * their buffers hold no sums. */
 void r2_vote_abort(struct r2_vote *v);
+void r2_vote_failed(struct r2_vote *v);
 /* The same for what NCCL runs within the node: it may wait for this process's streams, so first the
  * other. */
 void r2_vote_abort_node(struct r2_vote *v);

@@ -508,7 +508,8 @@ static int queue_all(struct r2_direct *d, const struct operation *o, uint64_t nu
 /* What all ranks have to agree about. */
 static uint64_t word_of(const struct r2_direct_call *call, uint64_t number)
 {
-    const uint64_t parts[] = {number, call->count, (uint64_t)call->type, (uint64_t)call->op};
+    const uint64_t parts[] = {number, call->count, call->whole, (uint64_t)call->type,
+                              (uint64_t)call->op};
     uint64_t word = 0;
 
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {

@@ -35,7 +35,8 @@ struct r2_direct_call {
     const void *in;
     void *out; /* may be `in` */
     uint64_t count;
-    int type, op; /* NCCL's numbers; r2_reduce_covers */
+    uint64_t whole; /* elements of the call that this is a slice of; 0: it is no slice */
+    int type, op;   /* NCCL's numbers; r2_reduce_covers */
     /* By which schedule (plan/schedule.h). AVG goes by DIRECT in any case, since it needs all
      * contributions at once; so does what the memory is too small for (more than 128 ranks). */
     enum r2_schedule_kind schedule;

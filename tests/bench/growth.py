@@ -27,7 +27,32 @@ LIMIT_S = 120.0
 # The stand-in's threads sleep where they would poll: what is counted does not depend on it, and 64
 # processes' polling would leave few cores nothing to make connections with.
 IDLE = {"HOSTNCCL_SPIN_US": "0", "HOSTNCCL_NAP_US": "20000", "HOSTNCCL_BOOTSTRAP_TIMEOUT": "100"}
+START_SIZES = (64, 256)
+NODES_MAX = 128  # of loopback NICs; more processes share nodes
+START_LIMIT_S = 300.0
+_HERTZ = os.sysconf("SC_CLK_TCK")
 TITLE = "Memory, threads and sockets per process as peers grow"
+
+START_TITLE = "Seconds until every process of a job has sent to the next one"
+
+
+@dataclass(frozen=True)
+class Start:
+    """Seconds since the launch began, and what the ranks' processors had done by the end."""
+
+    launched: float  # all processes exist
+    joined: float  # rank 0 has its communicator
+    done: float
+    cpu: float
+
+    def parts(self) -> dict[str, float]:
+        return {
+            "all have sent and received": self.done,
+            "of it until all processes exist": self.launched,
+            "of it until rank 0 has its communicator": self.joined - self.launched,
+            "of it connections and the exchange": self.done - self.joined,
+            "processor time of all": self.cpu,
+        }
 
 
 @dataclass(frozen=True)
@@ -97,7 +122,7 @@ def _measure(size: int, sockets: bool) -> Use:
     command += ["--duration", "600", "--window", "1", "--timeout", "60"]
     spec = perf_spec(command, None, size, 1, NICS, sockets, IDLE, LIMIT_S)
     with launch.start(spec, echo=False) as job:
-        _wait_for_windows(job)
+        _wait_for_lines(job, "", LIMIT_S)
         try:
             return mean([use_of(rank.pid) for rank in job.ranks])
         except OSError as err:
@@ -114,13 +139,13 @@ def _said(job: Job) -> str:
     return "".join(f"rank {r.place.rank}, code {r.code}: {r.output[-300:]}" for r in ended[:3])
 
 
-def _wait_for_windows(job: Job) -> None:
-    """Rank 0 has printed a result: every connection has carried data."""
-    until = time.monotonic() + LIMIT_S
-    while sum(not line.startswith("#") for line in job.ranks[0].output.splitlines()) < 1:
+def _wait_for_lines(job: Job, kind: str, limit_s: float) -> None:
+    """Rank 0 has printed a line of its heading (kind "#"), or a result: all have carried data."""
+    until = time.monotonic() + limit_s
+    while not any(line.startswith("#") == bool(kind) for line in job.ranks[0].output.splitlines()):
         if any(rank.code is not None for rank in job.ranks) or time.monotonic() > until:
-            raise BenchError(f"alltoall of {len(job.ranks)} does not run: {_said(job)}")
-        time.sleep(0.05)
+            raise BenchError(f"a job of {len(job.ranks)} does not run: {_said(job)}")
+        time.sleep(0.01)
 
 
 def _rows(section: Section, found: dict[str, dict[int, Use]], sizes: Sequence[int]) -> None:
@@ -171,3 +196,59 @@ def _slope(
             note="linear in peers",
         )
     )
+
+
+def run_start(options: Options, section: Section) -> None:
+    """Each process sends to the next: the connections of a ring, without a ring's many steps."""
+    sizes = (4,) if options.smoke else START_SIZES
+    found: dict[str, dict[int, Start]] = {"plugin": {}, "sockets": {}}
+    for size in [size for size in sizes if options.wants(str(size))]:
+        for name, table in found.items():
+            options.say(f"{size} processes, {name}")
+            table[size] = _start(size, name == "sockets")
+        for (what, ours), theirs in zip(
+            found["plugin"][size].parts().items(),
+            found["sockets"][size].parts().values(),
+            strict=True,
+        ):
+            section.rows.append(
+                Row(
+                    f"{size} processes: {what}",
+                    ours,
+                    "s",
+                    baseline=theirs,
+                    baseline_name="stand-in's sockets",
+                )
+            )
+    section.details["starts"] = {
+        name: {size: vars(start) for size, start in table.items()} for name, table in found.items()
+    }
+    section.notes.append(
+        f"sendrecv of 4 KiB on the stand-in, {NICS} loopback NICs a node, at most {NODES_MAX} "
+        f"nodes, {len(os.sched_getaffinity(0))} cores for all: processor time over cores is the "
+        "least that it can take here."
+    )
+
+
+def _start(size: int, sockets: bool) -> Start:
+    command = [str(paths.perf_path()), "--op", "sendrecv", "-b", "4096", "-c", "0"]
+    command += ["--duration", "600", "--window", "1", "--timeout", "200"]
+    per_node = -(-size // NODES_MAX)
+    spec = perf_spec(command, None, size // per_node, per_node, NICS, sockets, IDLE, START_LIMIT_S)
+    began = time.monotonic()
+    with launch.start(spec, echo=False) as job:
+        launched = time.monotonic() - began
+        try:
+            _wait_for_lines(job, "#", START_LIMIT_S)
+            joined = time.monotonic() - began
+            _wait_for_lines(job, "", START_LIMIT_S)
+            done = time.monotonic() - began
+            cpu = sum(_cpu_s(rank.pid) for rank in job.ranks)
+        finally:
+            job.kill(grace=0.1)
+    return Start(launched, joined, done, cpu)
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _HERTZ

@@ -69,6 +69,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "locate": (locate.TITLE, locate.run),
     "cost": (cost.TITLE, cost.run),
     "growth": (growth.TITLE, growth.run),
+    "start": (growth.START_TITLE, growth.run_start),
     "grey": (grey.TITLE, grey.run),
     "flap": (flap.FLAP_TITLE, flap.run_flap),
     "ramp": (flap.RAMP_TITLE, flap.run_ramp),
@@ -263,7 +264,7 @@ def _nccl(context: object, option: object, given: str) -> str:
     multiple=True,
     help="Of `resume` (carrier, silent, silent-tx, silent-rx, reset, completion), `grey` (slow, "
     "lossy, follow), `locate` (rail-only, one-subnet), `shaped` and `cost` (a lab's name, as its "
-    "rows begin with) or `growth` (a number of processes), these alone.",
+    "rows begin with) or `growth` and `start` (a number of processes), these alone.",
 )
 @click.option(
     "--nccl",

@@ -31,7 +31,7 @@ torch: Any = importlib.import_module("torch")
 nn: Any = torch.nn
 
 
-def make_block(dim: int, heads: int) -> Any:
+def make_block(dim: int, heads: int, mask: Any = None) -> Any:
     class Block(nn.Module):  # type: ignore[misc]
         """Pre-norm transformer block with attention in plain matrix products."""
 
@@ -47,7 +47,8 @@ def make_block(dim: int, heads: int) -> Any:
                 part.reshape(b, t, heads, dim // heads).transpose(1, 2)
                 for part in self.qkv(self.norm1(x)).split(dim, dim=2)
             )
-            att = torch.softmax(q @ k.transpose(2, 3) * (dim // heads) ** -0.5, dim=3)
+            found = q @ k.transpose(2, 3) * (dim // heads) ** -0.5
+            att = torch.softmax(found if mask is None else found + mask, dim=3)
             x = x + self.out((att @ v).transpose(1, 2).reshape(b, t, dim))
             return x + self.down(torch.nn.functional.gelu(self.up(self.norm2(x))))
 

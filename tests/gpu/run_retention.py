@@ -2,15 +2,16 @@
 """What collectives keep after one of a node's NICs is lost: 1 of 2, 1 of 4, 1 of 8.
 
     run_retention.py                                    # nccl-tests, 2 nodes, 8 MiB to 512 MiB
-    run_retention.py --nics 8 --ops all_reduce --json r.json
+    run_retention.py --nics 8,4,2 --rate 1gbit,2gbit,4gbit --budget 350 --json r.json
     run_retention.py --standin --rate 50mbit --min 2M --max 2M      # without a GPU
 
 Nodes are network namespaces with veth NICs that tc shapes. For each operation and number of NICs a
-healthy job and one whose last node loses its last NIC take turns. The NIC goes when the first size,
-smaller than --min, is done; that size does not count. Prints bytes over time of both, the share
-that is kept, and the part of what is left, (k-1)/k, that this is. NCCL_TESTS names the folder of
-nccl-tests (README.md here).
-Exit code 0: all ran and no value was wrong; 1: not; 2: usage, or something is missing.
+healthy job and one whose last node loses its last NIC take turns. The NIC goes while nccl-tests
+warms up, with the stand-in when the first size, smaller than --min, is done; that size does not
+count. Prints bytes over time of both, the share that is kept, and the part of what is left,
+(k-1)/k, that this is. NCCL_TESTS names the folder of nccl-tests (README.md here).
+Ends within --budget seconds: what does not fit is left out, the last repetitions first.
+Exit code 0: what ran was right, no value wrong; 1: not; 2: usage, or something is missing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import json
 import os
 import statistics
 import sys
+import threading
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +38,7 @@ from r2ccl_ctl.lab import parse_rate
 
 PAPER = (0.85, 0.89)  # of the healthy rate, one NIC of eight lost: its authors' figure
 MORE_THAN_LEFT = 1.05  # more than the NICs that are left can carry
+WARM_S = 0.3  # after nccl-tests' heading: it warms up, its connections are made
 LEAST_USED = 0.9  # of the NICs' rate, by the healthy job; more than all is an error of measurement
 
 
@@ -58,6 +62,7 @@ class Cell:
             "op": self.op,
             "nics": self.nics,
             "size": self.size,
+            "rate": round(rate * 8),
             "runs": len(self.lost),
             "healthy_gbs": self.size / healthy / 1e3,
             "lost_gbs": self.size / lost / 1e3,
@@ -80,11 +85,18 @@ def add(
             (cell.lost if lost else cell.healthy).append(row.out_of_place.time_us)
 
 
-def summary(cells: Cells, rate: float, nodes: int) -> list[dict[str, Any]]:
-    """Of the cells that have both."""
+def summary(cells: Cells, rates: dict[int, int], nodes: int) -> list[dict[str, Any]]:
+    """Of the cells that have both. rates: bits per second of a NIC where there are k of them."""
     return [
-        cell.to_json(rate, nodes) for _, cell in sorted(cells.items()) if cell.healthy and cell.lost
+        cell.to_json(rates[cell.nics] / 8, nodes)
+        for _, cell in sorted(cells.items())
+        if cell.healthy and cell.lost
     ]
+
+
+def figure(row: dict[str, Any]) -> bool:
+    """Whether the NICs were what limited the job; else its row says nothing of them."""
+    return bool(row["of_left"] <= MORE_THAN_LEFT and LEAST_USED <= row["used"] <= MORE_THAN_LEFT)
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -94,7 +106,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> list[str]:
     ]
     for row in rows:
         note = ""
-        if row["of_left"] > MORE_THAN_LEFT or not (LEAST_USED <= row["used"] <= MORE_THAN_LEFT):
+        if not figure(row):
             note = " (no figure: not the NICs' rate)"
         elif row["nics"] == 8:
             met = "met" if row["share"] >= PAPER[0] else "missed"
@@ -123,6 +135,13 @@ class Setup:
     opts: argparse.Namespace
     shape: Shape
     least: int
+    ends: float  # monotonic seconds: nothing is begun that may end after it
+
+    def lose_at(self, text: str) -> bool:
+        """Whether this line of the job is where its NIC goes."""
+        if self.opts.standin:
+            return nccl_output.parse_row(text) is not None
+        return "out-of-place" in text
 
     def job(self, bed: LabBed, op: str, on_line: Any) -> Job:
         opts = self.opts
@@ -136,7 +155,7 @@ class Setup:
             "-n",
             str(opts.iters),
             "-w",
-            "2",
+            "2" if opts.standin else "1",
             "-c",
             "1",
         ]
@@ -155,26 +174,41 @@ class Setup:
         return Job(bed, self.shape, argv, env, on_line)
 
 
+def rows_after(rows: Sequence[float], gone: float, standin: bool) -> bool:
+    """Whether the rows that count came after the loss. rows: when each was printed."""
+    return bool(gone) and (standin or rows[0] > gone)
+
+
 def run_one(setup: Setup, bed: LabBed, op: str, lost: bool, cells: Cells) -> bool:
     """One job; whether it was right, and lost its NIC in time."""
-    node, nic, gone = bed.nodes - 1, bed.nics - 1, False
+    node, nic, gone = bed.nodes - 1, bed.nics - 1, 0.0
+    timer: threading.Timer | None = None
+
+    def lose() -> None:
+        nonlocal gone
+        bed.fail(node, nic, "carrier")
+        gone = time.monotonic()
 
     def on_line(_now: float, text: str) -> None:
-        nonlocal gone
-        if lost and not gone and nccl_output.parse_row(text) is not None:
-            bed.fail(node, nic, "carrier")
-            gone = True
+        nonlocal timer
+        if lost and timer is None and setup.lose_at(text):
+            timer = threading.Timer(0 if setup.opts.standin else WARM_S, lose)
+            timer.start()
 
     job = setup.job(bed, op, on_line)
     job.start()
     try:
-        ended = job.wait(setup.opts.timeout)
+        ended = job.wait(max(1.0, min(setup.opts.timeout, setup.ends - time.monotonic())))
     finally:
-        if gone:
+        if timer:
+            timer.join()
             bed.recover(node, nic)
     out = nccl_output.parse_output(text for _, text in ended.lines)
     good = ended.ok and out.wrong == 0 and not out.out_of_bounds and len(out.rows) > 1
-    good = good and gone == lost
+    printed = [now for now, text in ended.lines if nccl_output.parse_row(text)]
+    if good and lost and not rows_after(printed, gone, setup.opts.standin):
+        say("the NIC went too late: larger sizes, or a lower --rate")
+        good = False
     state = f"1 of {bed.nics} lost" if lost else f"{bed.nics} healthy"
     say(f"{op}, {state}: {'ok' if good else 'FAILED'} in {ended.wall_s:.1f} s")
     if good:
@@ -184,15 +218,35 @@ def run_one(setup: Setup, bed: LabBed, op: str, lost: bool, cells: Cells) -> boo
     return good
 
 
-def run_all(setup: Setup, rate: int, cells: Cells) -> bool:
-    good = True
-    for nics in setup.opts.nics:
-        with lab_bed(setup.opts.nodes, nics, rate=rate) as bed:
-            for op in setup.opts.ops:
-                for _ in range(setup.opts.reps):
+def run_all(setup: Setup, rates: dict[int, int], cells: Cells) -> bool:
+    """Every operation once on each number of NICs, then all again."""
+    good, longest = True, dict.fromkeys(rates, 0.0)
+    for rep in range(setup.opts.reps):
+        for nics, rate in rates.items():
+            with lab_bed(setup.opts.nodes, nics, rate=rate) as bed:
+                for op in setup.opts.ops:
+                    begun = time.monotonic()
+                    if begun + longest[nics] > setup.ends:
+                        say(f"{op}, {nics} NICs, repetition {rep + 1}: left out, no time left")
+                        continue
                     for lost in (False, True):
                         good = run_one(setup, bed, op, lost, cells) and good
+                    longest[nics] = max(longest[nics], time.monotonic() - begun)
     return good
+
+
+def rates_of(nics: Sequence[int], text: str) -> dict[int, int]:
+    """One rate for every number of NICs, or one each."""
+    words = text.split(",")
+    if len(words) not in (1, len(nics)):
+        raise ValueError(f"--rate {text}: one rate, or one for each of --nics")
+    rates = {}
+    for number, word in zip(nics, words * (len(nics) // len(words)), strict=True):
+        rate = parse_rate(word)
+        if rate is None:
+            raise ValueError("--rate none: without a rate the cores are the limit, not the NICs")
+        rates[number] = rate
+    return rates
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -201,7 +255,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     p.add_argument("--nodes", type=int, default=2)
     p.add_argument("--nics", default="2,4,8", help="NICs per node, one lab for each number")
-    p.add_argument("--rate", default="1gbit", help="of each NIC")
+    p.add_argument("--rate", default="1gbit", help="of each NIC, or one for each of --nics")
     p.add_argument("--ops", default=",".join(OPS))
     p.add_argument("--min", default="8M")
     p.add_argument("--max", default="512M")
@@ -209,6 +263,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     p.add_argument("--iters", type=int, default=5)
     p.add_argument("--reps", type=int, default=2, help="jobs of each state")
     p.add_argument("--timeout", type=float, default=300.0, help="seconds of a job")
+    p.add_argument("--budget", type=float, default=3600.0, help="seconds for everything")
     p.add_argument("--standin", action="store_true", help="the stand-in for NCCL, without GPUs")
     p.add_argument("--json", default=None, metavar="FILE")
     opts = p.parse_args(argv)
@@ -234,18 +289,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     opts = parse_args(argv)
     end_on_term()
     cells: Cells = {}
+    ends = time.monotonic() + opts.budget
     try:
-        rate = parse_rate(opts.rate)
-        if rate is None:
-            raise ValueError("--rate none: without a rate the cores are the limit, not the NICs")
+        rates = rates_of(opts.nics, opts.rate)
         gpus = 0 if opts.standin else gpu_count()
         if not opts.standin and gpus == 0:
             raise ValueError("no NVIDIA GPU on this machine (no /dev/nvidia0): use --standin")
-        good = run_all(Setup(opts, shape_for(opts.nodes, 1, gpus), as_bytes(opts.min)), rate, cells)
+        shape = shape_for(opts.nodes, 1, gpus)
+        good = run_all(Setup(opts, shape, as_bytes(opts.min), ends), rates, cells)
     except (transports.TransportError, LabError, ValueError) as err:
         print(f"run_retention: {err}", file=sys.stderr)
         return 2
-    rows = summary(cells, rate / 8, opts.nodes)
+    rows = summary(cells, rates, opts.nodes)
     bed = "stand-in for NCCL, no GPU" if opts.standin else f"{gpus} GPUs"
     cores = len(os.sched_getaffinity(0))
     say(f"{opts.nodes} emulated nodes, NICs of {opts.rate}, {bed}, {cores} cores")
@@ -254,7 +309,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = {
             "schema": 1,
             "ok": good,
-            "rate": rate,
             "nodes": opts.nodes,
             "gpus": gpus,
             "standin": opts.standin,

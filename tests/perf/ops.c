@@ -105,7 +105,7 @@ void perf_ops_in_place(const struct perf *p, const struct perf_shape *s, void **
 
 static const unsigned char *input(const struct perf *p, int rank)
 {
-    return p->data.inputs + (size_t)rank * PERF_PERIOD * p->data.es;
+    return p->data.inputs + (size_t)(rank % p->data.rows) * PERF_PERIOD * p->data.es;
 }
 
 /* Fresh input, and garbage where the result goes. */

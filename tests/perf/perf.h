@@ -109,7 +109,8 @@ struct perf_data {
     size_t es;
     bool tolerant; /* averages of floating types are not exact */
     int nranks;
-    unsigned char *inputs; /* [nranks][PERIOD] elements */
+    int rows;              /* as many as ranks, one where nothing is checked */
+    unsigned char *inputs; /* [rows][PERIOD] elements */
     unsigned char *result; /* [PERIOD]: all inputs reduced */
 };
 void perf_data_init(struct perf_data *d, const struct perf_options *o, int nranks);

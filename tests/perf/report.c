@@ -78,6 +78,7 @@ void perf_report_head(const struct perf *p)
     if (p->o.duration > 0) {
         printf("#      t    iteration        size     time   algbw   busbw  #wrong\n");
         printf("#    (s)                      (B)     (us)  (GB/s)  (GB/s)\n");
+        fflush(stdout);
         return;
     }
     printf("#%58s out-of-place %31s in-place\n", "", "");

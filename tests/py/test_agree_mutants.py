@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+HARNESS = [ROOT / "tests/unit/check/check.c", ROOT / "tests/unit/check/main.c"]
 MACHINE = ROOT / "shim/agree/machine.c"
 
 SPLIT = "one collective under two plans"
@@ -132,7 +133,7 @@ def explore(model: Path, machine: Path, tmp_path: Path) -> subprocess.CompletedP
     compile_c(machine, tmp_path / "machine.o")
     program = tmp_path / "model"
     subprocess.run(
-        [os.environ.get("CC", "gcc"), "-o", program, model, tmp_path / "machine.o"],
+        [os.environ.get("CC", "gcc"), "-o", program, model, tmp_path / "machine.o", *HARNESS],
         check=True,
         timeout=120,
     )

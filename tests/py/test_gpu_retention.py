@@ -3,6 +3,7 @@ stand-in. Rungs 1 and 4. It cannot prove what real NCCL keeps."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -36,7 +37,7 @@ def test_shares_are_of_the_sizes_after_the_loss() -> None:
         text = HEALTHY.replace("8000.0", lost)
         run_retention.add(cells, "all_reduce", 8, True, 8 << 20, rows(text))
     run_retention.add(cells, "broadcast", 2, False, 8 << 20, rows(HEALTHY))
-    (found,) = run_retention.summary(cells, 130e6, 2)
+    (found,) = run_retention.summary(cells, {8: 8 * 130_000_000, 2: 1}, 2)
     assert (found["op"], found["nics"], found["size"], found["runs"]) == (
         "all_reduce",
         8,
@@ -73,6 +74,55 @@ def test_usage(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run_retention.parse_args(words)
     assert ended.value.code == 2
+
+
+def test_rates() -> None:
+    each = run_retention.rates_of([8, 4], "1gbit,2gbit")
+    assert each == {8: 1_000_000_000, 4: 2_000_000_000}
+    assert run_retention.rates_of([8, 4], "100mbit") == {8: 100_000_000, 4: 100_000_000}
+    for text in ("1gbit,2gbit,3gbit", "none"):
+        with pytest.raises(ValueError, match=text):
+            run_retention.rates_of([8, 4], text)
+
+
+def test_a_nic_goes_while_nccl_tests_warms_up() -> None:
+    heading = "#   out-of-place    in-place"
+    row = HEALTHY.splitlines()[1]
+    for words, when in (([], heading), (["--standin"], row)):
+        setup = run_retention.Setup(run_retention.parse_args(words), None, 1, 0.0)
+        assert [setup.lose_at(text) for text in ("# nccl-tests", heading, row)] == [
+            False,
+            when == heading,
+            when == row,
+        ]
+
+
+def test_rows_before_the_loss_do_not_count() -> None:
+    assert run_retention.rows_after([5.0, 6.0], 4.9, False)
+    assert not run_retention.rows_after([5.0, 6.0], 5.1, False)
+    assert not run_retention.rows_after([5.0], 0.0, True)
+    assert run_retention.rows_after([5.0], 5.1, True)  # its first row is where the NIC goes
+
+
+def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each job takes 10 s of 50: the first operations of both labs, then no more."""
+    now, ran = 0.0, []
+
+    def run_one(_setup: Any, bed: Any, op: str, lost: bool, _cells: Any) -> bool:
+        nonlocal now
+        now += 10
+        ran.append((bed, op, lost))
+        return True
+
+    monkeypatch.setattr(run_retention, "run_one", run_one)
+    monkeypatch.setattr(run_retention.time, "monotonic", lambda: now)
+    monkeypatch.setattr(
+        run_retention, "lab_bed", lambda _n, nics, rate: contextlib.nullcontext((nics, rate))
+    )
+    opts = run_retention.parse_args(["--ops", "all_reduce,broadcast", "--reps", "2"])
+    assert run_retention.run_all(run_retention.Setup(opts, None, 1, 50.0), {4: 1, 2: 3}, {})
+    jobs = [((4, 1), "all_reduce"), ((4, 1), "broadcast"), ((2, 3), "all_reduce")]
+    assert ran == [(*job, lost) for job in jobs for lost in (False, True)]
 
 
 @pytest.mark.lab

@@ -31,6 +31,20 @@ def test_without_the_shim(build: Build, name: str, value: str) -> None:
     assert len(said) == 2 and all(f"{name}={value}" in line for line in said), said
 
 
+@pytest.mark.parametrize(
+    ("mode", "what"),
+    [
+        ("off", "R2CCL_ALLREDUCE=direct does nothing in R2CCL_MODE=off"),
+        ("r2ccl-allreduce", "R2CCL_MODE=r2ccl-allreduce takes no schedule"),
+    ],
+)
+def test_direct_beside_a_mode(build: Build, mode: str, what: str) -> None:
+    env = {"LD_PRELOAD": str(build.path / "libr2ccl.so"), "R2CCL_ALLREDUCE": "direct"}
+    lines = job(build, 3, 3, R2CCL_MODE=mode, **env)
+    assert sum(what in line for line in lines) == 3, lines
+    assert not any("without the shim" in line for line in lines), lines
+
+
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_plans_on_few_nodes(build: Build, nodes: int) -> None:
     env = {"LD_PRELOAD": str(build.path / "libr2ccl.so"), "NCCL_DEBUG": "WARN"}

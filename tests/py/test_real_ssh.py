@@ -162,14 +162,46 @@ def test_doctor_with_mpirun(hosts: Path) -> None:
     assert exchanged(between(hosts, "doctor", "--hosts", "h1,h2", "--via", via, "--json")) == ALL
 
 
-def test_doctor_with_slurm(folder: Path) -> None:
-    """In a job whose own step has all cores of the nodes: the helpers do not wait for them."""
+@pytest.fixture
+def slurm(folder: Path) -> Path:
+    """A folder for Slurm's files."""
     for tool in ("munged", "slurmctld", "slurmd", "srun"):
         if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin") is None:
             pytest.skip(f"no `{tool}` (Debian: munge, slurm-wlm)")
+    return folder
+
+
+def test_doctor_with_slurm(slurm: Path) -> None:
+    """In a job whose own step has all cores of the nodes: the helpers do not wait for them."""
     job = "salloc -N2 --exclusive bash -c 'srun -N2 sleep 100 & sleep 1; \"$@\"' bash"
     words = ("doctor", "--hosts", "h1,h2", "--via", "srun", "--json")
-    assert exchanged(between(folder, *words, start=WITH_SLURM, job=job)) == ALL
+    assert exchanged(between(slurm, *words, start=WITH_SLURM, job=job)) == ALL
+
+
+def test_peers_with_slurm(slurm: Path) -> None:
+    """On a node of the job, and in a shell there that knows of no job. The hosts' names have a
+    domain, which those of Slurm lack."""
+    rank = f'{program()} --seconds 100 --job a --host $(hostname).dom --rank $1 --peer "$2"'
+    (slurm / "rank.sh").write_text(
+        f"if [ $(hostname) = h1 ]; then set 0 h2.dom; else set 1 h1.dom; fi\nsleep 100 | {rank}\n"
+    )
+    (slurm / "job.sh").write_text(
+        "srun -N2 sh rank.sh >&2 &\n"
+        'step="srun --overlap -N1 -n1"\n'
+        "there() { $step -w $1 ls /dev/shm | grep -q r2ccl; }\n"
+        "for h in h1 h2; do until there $h; do sleep 0.3; done; done\n"
+        '$step -w h1 "$@"\ncode=$?\nsqueue -h -o "queued %i" -t PD\nexit $code\n'
+    )
+    job = "salloc -N2 --exclusive bash job.sh"
+    words = ("--hosts", "peers", "--via", "srun")
+    done = between(slurm, "ps", *words, "--json", start=WITH_SLURM, job=job)
+    found = [(row["node"], row["rank"]) for row in json.loads(done.stdout)["processes"]]
+    assert sorted(found) == [("h1.dom", 0), ("h2.dom", 1)], done
+    shutil.rmtree(slurm / "state")
+    job += " env -u SLURM_JOB_ID -u SLURM_JOBID"
+    done = between(slurm, "status", *words, "--timeout", "2s", start=WITH_SLURM, job=job)
+    assert "host h2.dom does not answer: no answer in 2 s: srun: job 2 queued" in done.stdout
+    assert "queued 2" not in done.stdout, "the helper's own job is still there"
 
 
 def test_status(hosts: Path) -> None:

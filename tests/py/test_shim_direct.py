@@ -80,14 +80,10 @@ def test_weights_follow_what_nodes_have_left(build: Build) -> None:
         assert running.running
 
 
-@pytest.mark.parametrize("driver", ["", "tests/fakecuda/libcuda.so.1"], ids=["host", "driver"])
-def test_a_killed_rank_ends_all(build: Build, driver: str) -> None:
-    """On the host the call returns the error; with CUDA's driver the communicator has it, and the
-    stream waits."""
-    name = f"direct-kill-{len(driver)}"
-    shim = str(build.path / "libr2ccl.so")
-    env = {**DIRECT, "LD_PRELOAD": f"{shim} {build.path / driver}" if driver else shim}
-    with preloaded(build, name, ("--duration", "60", "--check-every"), env) as running:
+def test_a_killed_rank_ends_all(build: Build) -> None:
+    """On the host the call returns the error."""
+    name = "direct-kill"
+    with preloaded(build, name, ("--duration", "60", "--check-every"), DIRECT) as running:
         until(lambda: everywhere(name), "AllReduce is direct on all ranks", 60)
         os.kill(processes(name)[2].pid, signal.SIGKILL)
         until(lambda: not running.running, "the others end", 20)
@@ -96,17 +92,17 @@ def test_a_killed_rank_ends_all(build: Build, driver: str) -> None:
     assert any("NCCL error 6" in output for output in others), others
 
 
-def test_an_abort_from_another_thread(build: Build, tmp_path: Path) -> None:
-    """Rank 1 aborts while it waits for rank 0, which does not come; rank 2 gets an error."""
+def worked(build: Build, *words: str, driver: str = "") -> str:
+    """What three ranks of direct_worker.py say, which all end well."""
     spec = LaunchSpec(
-        argv=(sys.executable, str(ROOT / "tests/py/direct_worker.py"), str(tmp_path)),
+        argv=(sys.executable, str(ROOT / "tests/py/direct_worker.py"), *words),
         ranks=3,
         emulate_nodes=3,
         nics=2,
-        job="direct-abort",
+        job=f"direct-{len(words)}",
         env={
             **DIRECT,
-            "LD_PRELOAD": str(build.path / "libr2ccl.so"),
+            "LD_PRELOAD": f"{build.path / 'libr2ccl.so'} {driver}",
             "R2CCL_REAL_NCCL": str(build.host_nccl / "libnccl.so.2"),
             "R2CCL_LOG": "info",
         },
@@ -119,6 +115,19 @@ def test_an_abort_from_another_thread(build: Build, tmp_path: Path) -> None:
         running.kill()
     assert code == 0, said
     assert said.count("(direct)") == 3
+    return said
+
+
+def test_an_abort_from_another_thread(build: Build, tmp_path: Path) -> None:
+    """Rank 1 aborts while it waits for rank 0, which does not come; rank 2 gets an error."""
+    worked(build, str(tmp_path))
+
+
+def test_streams_wait_for_an_abort(build: Build, tmp_path: Path) -> None:
+    """With CUDA's driver the communicator has the error of a rank that has ended. No stream goes on
+    with what is no sum, also where another rank was the first to notice."""
+    driver = str(build.path / "tests/fakecuda/libcuda.so.1")
+    assert worked(build, str(tmp_path), "dies", driver=driver).count("waited") == 2
 
 
 def launched(build: Build, command: str, *words: str, preload: str = "") -> str:

@@ -27,13 +27,14 @@ def run(
     argv: tuple[str, ...],
     nodes: int = NODES,
     driver: bool = False,
+    ranks: int = NODES,
     **env: str,
 ) -> list[str]:
-    """What each of three ranks says in a job that ends well."""
+    """What each rank says in a job that ends well."""
     fake = f" {build.path}/tests/fakecuda/libcuda.so.1" if driver else ""
     spec = LaunchSpec(
         argv=argv,
-        ranks=NODES,
+        ranks=ranks,
         emulate_nodes=nodes,
         nics=2,
         env={
@@ -79,10 +80,12 @@ def test_calls_that_nccl_keeps(build: Build, tmp_path: Path, kind: str, what: st
         assert text.count(KEEPS + what) == 1
 
 
-def test_unequal_counts(build: Build, tmp_path: Path) -> None:
-    """A wrong program ends with an error that says what is wrong with it."""
+@pytest.mark.parametrize(("ranks", "nodes"), [(NODES, NODES), (4, 2)], ids=["each", "sliced"])
+def test_unequal_counts(build: Build, tmp_path: Path, ranks: int, nodes: int) -> None:
+    """A wrong program ends with an error that says what is wrong with it. With two ranks a node the
+    slices of both counts are equal."""
     argv = (sys.executable, str(ROOT / "tests/py/left_out_worker.py"), str(tmp_path), "unequal")
-    said = run(build, argv)
+    said = run(build, argv, nodes=nodes, ranks=ranks)
     results = [text.split("result ")[1][0] for text in said]
     assert set(results) <= {"5", "6"} and "5" in results, said
     assert any("do not give the same AllReduce" in text for text in said)

@@ -77,6 +77,15 @@ def test_damaged_output_is_not_believed(what: str, by: str, word: str) -> None:
     assert any(word in problem for problem in out.problems), out.problems
 
 
+def test_what_newer_programs_add() -> None:
+    """A verdict on the bandwidth, and NCCL's diagnostics from a node whose name begins with a
+    digit."""
+    more = "28.2275 OK\n#\n# Collective test concluded: all_reduce_perf"
+    text = "7n:77 NCCL DIAG === NCCL Diagnostics ===\n" + GOOD.replace("28.2275", more)
+    out = nccltests.parse(text.splitlines())
+    assert out.problems == [] and out.busbw == 28.2275
+
+
 def test_output_that_ends_early() -> None:
     lines = GOOD.splitlines()
     for count in range(len(lines) - 2):
@@ -270,6 +279,19 @@ def test_what_turns_a_verdict_over(how: str, status: str, word: str) -> None:
     found = judged(record)
     assert found.status == status, found.reasons
     assert any(word in reason for reason in found.reasons), found.reasons
+
+
+def test_what_did_not_begin_has_one_reason() -> None:
+    record = record_of("one")
+    record |= {"windows": [], "processes": {}, "complete": False, "problems": ["a trial failed"]}
+    found = judged(record)
+    assert (found.status, found.reasons) == ("unknown", ["a trial failed"])
+
+
+def test_ranks_that_mpi_does_not_join() -> None:
+    one = "# nThread 1 nGpus 1 minBytes 8 maxBytes 16 step: 2(factor) warmup iters: 1\n"
+    assert nccltests.starts(GOOD.splitlines()) == 1 == nccltests.starts([one])
+    assert nccltests.starts(["# nccl-tests version 2.19.8\n", one, "#\n", one]) == 2
 
 
 def test_a_drain_loses_no_path() -> None:

@@ -15,7 +15,7 @@ METADATA = {
 }  # fmt: skip
 NEEDED = {  # besides name, pid and tid
     "B": ("cat", "ts"), "E": ("ts",), "X": ("cat", "ts", "dur"), "i": ("cat", "ts", "s"),
-    "b": ("cat", "ts", "id"), "n": ("cat", "ts", "id"), "e": ("cat", "ts", "id"),
+    "b": ("cat", "ts", "id2"), "n": ("cat", "ts", "id2"), "e": ("cat", "ts", "id2"),
     "C": ("ts", "args"), "M": ("args",),
 }  # fmt: skip
 
@@ -42,7 +42,7 @@ def problems(text: str) -> list[str]:
     timed = sorted((row for row in rows if "ts" in row), key=lambda row: row["ts"])
     said += [*_names(rows), *_counters(rows)]
     said += _spans(timed, "B", "E", lambda row: (row["pid"], row["tid"]))
-    said += _spans(timed, "b", "e", lambda row: (row["cat"], row["id"]))
+    said += _spans(timed, "b", "e", lambda row: (row["pid"], row["cat"], row["id2"]["local"]))
     return said
 
 
@@ -52,6 +52,10 @@ def _number(value: object) -> bool:
 
 def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _local(value: object) -> object:
+    return value.get("local") if isinstance(value, dict) and set(value) == {"local"} else None
 
 
 def _fields(row: Row) -> Iterator[str]:
@@ -73,8 +77,8 @@ def _fields(row: Row) -> Iterator[str]:
             yield f"{word} is a time of 0 or more"
     if "cat" in row and (not row["cat"] or not isinstance(row["cat"], str)):
         yield "cat is no text"
-    if "id" in row and not (_whole(row["id"]) or isinstance(row["id"], str)):
-        yield "id is a number or a text"
+    if "id2" in row and not isinstance(_local(row["id2"]), str):
+        yield "id2.local is a text: without it Perfetto shows the span beside all processes"
     if not isinstance(row.get("args", {}), dict):
         yield "args is no object"
     elif kind == "C" and not (row["args"] and all(map(_number, row["args"].values()))):

@@ -109,7 +109,7 @@ static inline bool wait_nic(int nic, enum r2_seg_nic_state want)
     return nic_row(nic) == want;
 }
 
-static inline int bed_main(int argc, char **argv, const struct check_test *tests)
+static inline int bed_main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_HEARTBEAT",
                                       "50",
@@ -130,7 +130,7 @@ static inline int bed_main(int argc, char **argv, const struct check_test *tests
                                       NULL};
 
     remote_engine(2, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }
 
 #endif

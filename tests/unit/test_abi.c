@@ -216,7 +216,7 @@ static void *start(const struct version *v)
     return v->number >= 11 ? ctx : &ctx_mark;
 }
 
-static void test_init(void)
+TEST(init)
 {
     void *ctx = GARBAGE;
 
@@ -236,7 +236,7 @@ static void test_init(void)
 
 /* The versions without contexts share one, made once however often NCCL calls init; before it, a
  * call fails instead of crashing. */
-static void test_init_of_old_versions(void)
+TEST(init_of_old_versions)
 {
     char handle[R2_HANDLE_BYTES];
     void *out = GARBAGE;
@@ -259,7 +259,7 @@ static void test_init_of_old_versions(void)
     CHECK_EQ(fake.inits, before + 1);
 }
 
-static void test_devices(void)
+TEST(devices)
 {
     EACH_VERSION(v)
     {
@@ -272,7 +272,7 @@ static void test_devices(void)
     }
 }
 
-static void test_properties(void)
+TEST(properties)
 {
     EACH_VERSION(v)
     {
@@ -308,7 +308,7 @@ static void test_properties(void)
     }
 }
 
-static void test_tables_are_full(void)
+TEST(tables_are_full)
 {
     EACH_VERSION(v)
     {
@@ -322,7 +322,7 @@ static void test_tables_are_full(void)
     CHECK(!ncclNetPlugin_v9.make_vdevice && !ncclNetPlugin_v12.make_vdevice);
 }
 
-static void test_connections(void)
+TEST(connections)
 {
     EACH_VERSION(v)
     {
@@ -362,7 +362,7 @@ static void test_connections(void)
     }
 }
 
-static void test_registration(void)
+TEST(registration)
 {
     char data[16];
 
@@ -393,7 +393,7 @@ static void test_registration(void)
     }
 }
 
-static void test_data(void)
+TEST(data)
 {
     char buffer[16];
     void *data[2] = {buffer, buffer};
@@ -447,7 +447,7 @@ static void test_data(void)
     }
 }
 
-static void test_sizes_of_old_versions(void)
+TEST(sizes_of_old_versions)
 {
     void *out = GARBAGE;
     void *data[1] = {&out};
@@ -470,7 +470,7 @@ static void test_sizes_of_old_versions(void)
     CHECK_EQ(fake.calls, calls);
 }
 
-static void test_big_sizes(void)
+TEST(big_sizes)
 {
     size_t size = (size_t)5 << 30;
     void *out = GARBAGE;
@@ -493,7 +493,7 @@ static void test_big_sizes(void)
     }
 }
 
-static void test_test(void)
+TEST(test)
 {
     EACH_VERSION(v)
     {
@@ -521,7 +521,7 @@ static void test_test(void)
     }
 }
 
-static void test_close(void)
+TEST(close)
 {
     EACH_VERSION(v)
     {
@@ -541,7 +541,7 @@ static void test_close(void)
     }
 }
 
-static void test_errors(void)
+TEST(errors)
 {
     static const struct {
         int err;
@@ -572,25 +572,8 @@ static void test_errors(void)
     }
 }
 
-static const struct check_test tests[] = {
-    {"init", test_init},
-    {"init_of_old_versions", test_init_of_old_versions},
-    {"devices", test_devices},
-    {"properties", test_properties},
-    {"tables_are_full", test_tables_are_full},
-    {"connections", test_connections},
-    {"registration", test_registration},
-    {"data", test_data},
-    {"sizes_of_old_versions", test_sizes_of_old_versions},
-    {"big_sizes", test_big_sizes},
-    {"test", test_test},
-    {"close", test_close},
-    {"errors", test_errors},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     r2_log_set(quiet_log);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -8,7 +8,7 @@
 
 static const char *library;
 
-static void test_exports(void)
+TEST(exports)
 {
     static const char *const wanted[] = {
         "ncclNetPlugin_v6",     "ncclNetPlugin_v7",       "ncclNetPlugin_v8",
@@ -46,7 +46,7 @@ static void test_exports(void)
     CHECK_EQ(found, count);
 }
 
-static void test_no_other_plugin(void)
+TEST(no_other_plugin)
 {
     void *h = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     char name[64];
@@ -69,7 +69,7 @@ static void silent(int level, unsigned long flags, const char *file, int line, c
 }
 
 /* NCCL drops the library with the last communicator and loads it again for the next one. */
-static void test_load_a_hundred_times(void)
+TEST(load_a_hundred_times)
 {
     setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1);
     for (int i = 0; i < 100; i++) {
@@ -93,13 +93,6 @@ static void test_load_a_hundred_times(void)
     }
 }
 
-static const struct check_test tests[] = {
-    {"exports", test_exports},
-    {"no_other_plugin", test_no_other_plugin},
-    {"load_a_hundred_times", test_load_a_hundred_times},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     library = check_built("libnccl-net-r2ccl.so");
@@ -107,5 +100,5 @@ int main(int argc, char **argv)
         fprintf(stderr, "%s is not built\n", library);
         return 1;
     }
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

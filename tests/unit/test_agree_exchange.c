@@ -87,27 +87,17 @@ static void one_invited(void)
     r2_agree_destroy(a);
 }
 
-static void test_the_leader_invites(void)
-{
-    run_processes(3, one_invited);
-}
-
-static void test_all_get_all_offers(void)
+TEST(all_get_all_offers)
 {
     run_processes(4, one);
 }
 
-static void test_two_ranks(void)
+TEST(two_ranks)
 {
     run_processes(2, one);
 }
 
-static const struct check_test tests[] = {{"all_get_all_offers", test_all_get_all_offers},
-                                          {"two_ranks", test_two_ranks},
-                                          {"the_leader_invites", test_the_leader_invites},
-                                          {0}};
-
-int main(int argc, char **argv)
+TEST(the_leader_invites)
 {
-    return check_main(argc, argv, tests);
+    run_processes(3, one_invited);
 }

@@ -103,17 +103,17 @@ static void abort_wakes(void)
     leader_dies(ABORTED);
 }
 
-static void test_dead_leader_refusal(void)
+TEST(dead_leader_refusal)
 {
     run_processes(3, refusal_settles);
 }
 
-static void test_dead_leader_timeout(void)
+TEST(dead_leader_timeout)
 {
     run_processes(3, nobody_knows);
 }
 
-static void test_abort_wakes(void)
+TEST(abort_wakes)
 {
     run_processes(3, abort_wakes);
 }
@@ -219,7 +219,7 @@ static void under_attack(void)
     r2_agree_destroy(a);
 }
 
-static void test_attack(void)
+TEST(attack)
 {
     run_processes(3, under_attack);
 }
@@ -288,7 +288,7 @@ static void posed_for(void)
     r2_agree_destroy(all[1]);
 }
 
-static void test_pose(void)
+TEST(pose)
 {
     run_processes(2, posed_for);
 }
@@ -352,7 +352,7 @@ static void crowded(void)
     r2_agree_destroy(a);
 }
 
-static void test_crowd(void)
+TEST(crowd)
 {
     run_processes(3, crowded);
 }
@@ -422,7 +422,7 @@ static void fork_in_the_middle(void)
     r2_agree_destroy(a);
 }
 
-static void test_fork(void)
+TEST(fork)
 {
     run_processes(2, fork_in_the_middle);
 }
@@ -466,24 +466,14 @@ static void fork_at_the_door(void)
     r2_agree_destroy(a);
 }
 
-static void test_fork_at_the_door(void)
+TEST(fork_at_the_door)
 {
     run_processes(2, fork_at_the_door);
 }
-
-static const struct check_test tests[] = {{"dead_leader_refusal", test_dead_leader_refusal},
-                                          {"dead_leader_timeout", test_dead_leader_timeout},
-                                          {"abort_wakes", test_abort_wakes},
-                                          {"attack", test_attack},
-                                          {"pose", test_pose},
-                                          {"crowd", test_crowd},
-                                          {"fork", test_fork},
-                                          {"fork_at_the_door", test_fork_at_the_door},
-                                          {0}};
 
 int main(int argc, char **argv)
 {
     setenv("NCCL_SOCKET_IFNAME", "lo", 1);
     setenv("NCCL_SOCKET_FAMILY", "AF_INET", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

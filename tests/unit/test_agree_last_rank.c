@@ -125,7 +125,7 @@ static void one_may_be_left(void)
 }
 
 #define CASE(name, n)                                                                              \
-    static void test_##name(void)                                                                  \
+    TEST(name)                                                                                     \
     {                                                                                              \
         run_processes(n, name);                                                                    \
     }
@@ -135,15 +135,9 @@ CASE(other_is_left, 2)
 CASE(last_is_left, 4)
 CASE(one_may_be_left, 3)
 
-static const struct check_test tests[] = {{"leader_is_left", test_leader_is_left},
-                                          {"other_is_left", test_other_is_left},
-                                          {"last_is_left", test_last_is_left},
-                                          {"one_may_be_left", test_one_may_be_left},
-                                          {0}};
-
 int main(int argc, char **argv)
 {
     setenv("NCCL_SOCKET_IFNAME", "lo", 1);
     setenv("NCCL_SOCKET_FAMILY", "AF_INET", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -355,13 +355,13 @@ static void explore(struct bounds b)
     CHECK(b.crashes == 0 || stuck_seen > 0);
 }
 
-static void test_one_epoch(void)
+TEST(one_epoch)
 {
     explore((struct bounds){.indexes = 3, .proposals = 1, .crashes = 2, .states = 20000000});
 }
 
 /* Tens of seconds with R2_LONG=1 in the environment, which tests/py sets; 2: minutes, gigabytes. */
-static void test_two_epochs(void)
+TEST(two_epochs)
 {
     if (!getenv("R2_LONG")) {
         CHECK_SKIP("runs with R2_LONG=1 or more");
@@ -370,12 +370,4 @@ static void test_two_epochs(void)
     if (check_rounds(1) > 1) {
         explore((struct bounds){.indexes = 4, .proposals = 2, .crashes = 2, .states = 200000000});
     }
-}
-
-static const struct check_test tests[] = {
-    {"one_epoch", test_one_epoch}, {"two_epochs", test_two_epochs}, {0}};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -45,7 +45,7 @@ static void two_ranks_per_process(void)
     r2_agree_destroy(members[1]);
 }
 
-static void test_change(void)
+TEST(change)
 {
     run_processes(3, two_ranks_per_process);
 }
@@ -72,7 +72,7 @@ static void objects_come_back(void)
     }
 }
 
-static void test_objects(void)
+TEST(objects)
 {
     run_processes(2, objects_come_back);
 }
@@ -112,7 +112,7 @@ static void large_plan(void)
     r2_agree_destroy(a);
 }
 
-static void test_large_plan(void)
+TEST(large_plan)
 {
     run_processes(4, large_plan);
 }
@@ -181,7 +181,7 @@ static void report_before_the_roster(void)
     r2_agree_destroy(a);
 }
 
-static void test_report_before_the_roster(void)
+TEST(early_report)
 {
     run_processes(1, report_before_the_roster);
 }
@@ -215,7 +215,7 @@ static void split(void)
     r2_agree_destroy(child);
 }
 
-static void test_split(void)
+TEST(split)
 {
     run_processes(5, split);
 }
@@ -260,7 +260,7 @@ static void no_descriptors(void)
     r2_agree_destroy(a);
 }
 
-static void test_no_descriptors(void)
+TEST(no_descriptors)
 {
     run_processes(2, no_descriptors);
 }
@@ -318,17 +318,17 @@ static void wait_for_answers(uint64_t ns)
     ((struct r2_settings *)(uintptr_t)r2_settings_get())->agree_timeout_ns = ns;
 }
 
-static void test_who_comes_after_the_word(void)
-{
-    wait_for_answers(300 * R2_NS_PER_MS);
-    run_processes(3, one_comes_after_the_word);
-    wait_for_answers(60 * R2_NS_PER_S);
-}
-
-static void test_missing_rank(void)
+TEST(missing_rank)
 {
     wait_for_answers(300 * R2_NS_PER_MS);
     run_processes(3, one_comes_late);
+    wait_for_answers(60 * R2_NS_PER_S);
+}
+
+TEST(who_comes_after_the_word)
+{
+    wait_for_answers(300 * R2_NS_PER_MS);
+    run_processes(3, one_comes_after_the_word);
     wait_for_answers(60 * R2_NS_PER_S);
 }
 
@@ -366,7 +366,7 @@ static void started_again(void)
     r2_agree_destroy(a);
 }
 
-static void test_started_again(void)
+TEST(started_again)
 {
     run_processes(4, started_again);
 }
@@ -390,7 +390,7 @@ static void other_settings(void)
     r2_agree_destroy(a);
 }
 
-static void test_other_settings(void)
+TEST(other_settings)
 {
     run_processes(3, other_settings);
 }
@@ -422,7 +422,7 @@ static void started_again_when_off(void)
     r2_agree_destroy(a);
 }
 
-static void test_started_again_when_off(void)
+TEST(started_again_when_off)
 {
     run_processes(4, started_again_when_off);
 }
@@ -470,14 +470,14 @@ static void id_of_another_version(void)
     r2_agree_destroy(a);
 }
 
-static void test_id_of_another_version(void)
-{
-    run_processes(2, id_of_another_version);
-}
-
-static void test_unsigned_id(void)
+TEST(unsigned_id)
 {
     run_processes(1, unsigned_id);
+}
+
+TEST(id_of_another_version)
+{
+    run_processes(2, id_of_another_version);
 }
 
 static void one_refuses(void)
@@ -504,31 +504,14 @@ static void one_refuses(void)
     r2_agree_destroy(a);
 }
 
-static void test_refusal(void)
+TEST(refusal)
 {
     run_processes(3, one_refuses);
 }
-
-static const struct check_test tests[] = {
-    {"change", test_change},
-    {"objects", test_objects},
-    {"large_plan", test_large_plan},
-    {"early_report", test_report_before_the_roster},
-    {"split", test_split},
-    {"no_descriptors", test_no_descriptors},
-    {"missing_rank", test_missing_rank},
-    {"who_comes_after_the_word", test_who_comes_after_the_word},
-    {"started_again", test_started_again},
-    {"other_settings", test_other_settings},
-    {"started_again_when_off", test_started_again_when_off},
-    {"unsigned_id", test_unsigned_id},
-    {"id_of_another_version", test_id_of_another_version},
-    {"refusal", test_refusal},
-    {0}};
 
 int main(int argc, char **argv)
 {
     setenv("NCCL_SOCKET_IFNAME", "lo", 1);
     setenv("NCCL_SOCKET_FAMILY", "AF_INET", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

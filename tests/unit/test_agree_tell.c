@@ -471,7 +471,7 @@ static void who_waits_for_a_plan(void)
 }
 
 #define CASE(name, n)                                                                              \
-    static void test_##name(void)                                                                  \
+    TEST(name)                                                                                     \
     {                                                                                              \
         run_processes(n, name);                                                                    \
     }
@@ -494,29 +494,9 @@ CASE(before_they_met, 4)
 CASE(nobody_to_tell, 2)
 CASE(who_waits_for_a_plan, 3)
 
-static const struct check_test tests[] = {
-    {"one_tells", test_one_tells},
-    {"leader_tells", test_leader_tells},
-    {"teller_ends", test_teller_ends},
-    {"teller_aborts", test_teller_aborts},
-    {"leader_aborted", test_leader_aborted},
-    {"leader_dead", test_leader_dead},
-    {"leader_and_teller_end", test_leader_and_teller_end},
-    {"leader_without_power", test_leader_without_power},
-    {"leader_stands_still", test_leader_stands_still},
-    {"teller_out_of_the_leaders_reach", test_teller_out_of_the_leaders_reach},
-    {"two_without_power", test_two_without_power},
-    {"teller_of_a_split_ends", test_teller_of_a_split_ends},
-    {"neighbour_of_the_leader_ends", test_neighbour_of_the_leader_ends},
-    {"all_tell", test_all_tell},
-    {"before_they_met", test_before_they_met},
-    {"nobody_to_tell", test_nobody_to_tell},
-    {"who_waits_for_a_plan", test_who_waits_for_a_plan},
-    {0}};
-
 int main(int argc, char **argv)
 {
     setenv("NCCL_SOCKET_IFNAME", "lo", 1);
     setenv("NCCL_SOCKET_FAMILY", "AF_INET", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

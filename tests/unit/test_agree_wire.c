@@ -20,7 +20,7 @@ static void random_addr(struct r2_agree_addr *a)
     fill(a->ip, a->family == 4 ? 4 : 16);
 }
 
-static void test_tail(void)
+TEST(tail)
 {
     for (unsigned long round = 0; round < check_rounds(2000); round++) {
         uint8_t id[R2_AGREE_ID] = {0};
@@ -48,7 +48,7 @@ static void test_tail(void)
 }
 
 /* A tail that another has filled stays as it is, whichever byte is in use. */
-static void test_tail_in_use(void)
+TEST(tail_in_use)
 {
     struct r2_agree_tail tail = {.addr = {.family = 4, .port = 1}};
 
@@ -63,7 +63,7 @@ static void test_tail_in_use(void)
     }
 }
 
-static void test_derived_tokens_differ(void)
+TEST(derived_tokens)
 {
     uint8_t parent[16] = {1}, tokens[64][16];
 
@@ -75,7 +75,7 @@ static void test_derived_tokens_differ(void)
     }
 }
 
-static void test_frames(void)
+TEST(frames)
 {
     for (unsigned long round = 0; round < check_rounds(20000); round++) {
         struct r2_agree_frame f = {.kind =
@@ -107,7 +107,7 @@ static void test_frames(void)
     }
 }
 
-static void test_roster(void)
+TEST(roster)
 {
     for (unsigned long round = 0; round < check_rounds(1000); round++) {
         struct r2_agree_roster r = {.nranks = 1 + (uint32_t)check_below(64)}, out;
@@ -150,7 +150,7 @@ static void test_roster(void)
     }
 }
 
-static void test_small_payloads(void)
+TEST(small_payloads)
 {
     for (unsigned long round = 0; round < check_rounds(20000); round++) {
         size_t len = check_below(100);
@@ -196,7 +196,7 @@ static void test_small_payloads(void)
 
 #define MS UINT64_C(1000000)
 
-static void test_horizon(void)
+TEST(horizon)
 {
     struct r2_agree_horizon h = {0};
     uint64_t first;
@@ -230,7 +230,7 @@ static uint64_t horizon_of(struct r2_agree_horizon *h, uint64_t length, uint64_t
 }
 
 /* Operations of seconds: each one that a plan waits for costs its length. */
-static void test_horizon_of_long_operations(void)
+TEST(long_operations)
 {
     struct r2_agree_horizon h = {0};
     uint64_t now = 0;
@@ -246,7 +246,7 @@ static void test_horizon_of_long_operations(void)
 }
 
 /* One slow commit, one rank that ran ahead, a refusal: a minute later they say nothing. */
-static void test_horizon_fades(void)
+TEST(horizon_fades)
 {
     struct r2_agree_horizon h = {0};
     uint64_t now = 1000 * MS, slow, last, lead = 0;
@@ -375,7 +375,7 @@ static void lead(void)
     }
 }
 
-static void test_random_runs(void)
+TEST(random_runs)
 {
     unsigned long commits = 0, plans = 0, finished = 0;
 
@@ -412,21 +412,4 @@ static void test_random_runs(void)
     printf("# %lu runs with a commit, %lu operations under a plan, %lu ranks came to the end\n",
            commits, plans, finished);
     CHECK(commits > 0 && plans > 0 && finished > 0);
-}
-
-static const struct check_test tests[] = {{"tail", test_tail},
-                                          {"tail_in_use", test_tail_in_use},
-                                          {"derived_tokens", test_derived_tokens_differ},
-                                          {"frames", test_frames},
-                                          {"roster", test_roster},
-                                          {"small_payloads", test_small_payloads},
-                                          {"horizon", test_horizon},
-                                          {"long_operations", test_horizon_of_long_operations},
-                                          {"horizon_fades", test_horizon_fades},
-                                          {"random_runs", test_random_runs},
-                                          {0}};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

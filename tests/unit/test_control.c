@@ -73,7 +73,56 @@ static int probe_alive(const char *name, pid_t parent)
     return locked_by(fd) == parent ? 1 : 0;
 }
 
-static void test_opens(void)
+/* What others write into the object, or cut off, reaches the process nowhere and is put right. */
+TEST(damaged_object_is_put_right)
+{
+    struct r2_control *ctl = open_one();
+    struct r2_control_peer peer = {.host = "host-b", .pid = 9, .state = R2_SEG_PEER_UP};
+    static struct r2_segment there;
+    static uint8_t noise[sizeof(there)];
+    int fd = shm_open(r2_control_name(ctl), O_RDWR, 0);
+
+    CHECK_GE(fd, 0);
+    CHECK_EQ(r2_control_nic_add(ctl, &(struct r2_control_nic){.name = "nic0", .addr = "a"}), 0);
+    CHECK_EQ(r2_control_peer_add(ctl, &peer), 0);
+    CHECK_EQ(r2_control_path_add(ctl, 0, 0, "nic1"), 0);
+    for (off_t left = sizeof(there); left >= 0; left -= sizeof(there) / 4 + 1) {
+        for (size_t i = 0; i < sizeof(noise); i++)
+            noise[i] = (uint8_t)check_random() | 1; /* every sequence number odd */
+        CHECK_EQ(pwrite(fd, noise, sizeof(noise), 0), sizeof(noise));
+        CHECK_EQ(ftruncate(fd, left), 0);
+        alarm(20);
+        r2_control_nic_state(ctl, 0, R2_SEG_NIC_FAILED, "link down");
+        r2_control_path_state(ctl, 0, R2_SEG_PATH_DOWN, 7, "reset");
+        r2_count(&r2_control_counters(ctl)->bytes_sent, 5);
+        r2_control_journal(ctl, &(struct r2_control_event){.event = R2_EV_NIC_DOWN});
+        ctl->alive_mono_ns = 0; /* a second has passed */
+        CHECK_EQ(r2_control_poll(ctl, NULL, NULL), 0);
+        alarm(0);
+        CHECK_EQ(pread(fd, &there, sizeof(there), 0), sizeof(there));
+        CHECK_MEM(&there.header, &r2_control_segment(ctl)->header, sizeof(there.header));
+        CHECK_MEM(&there.process, &r2_control_segment(ctl)->process, sizeof(there.process));
+        CHECK_MEM(&there.counters, &r2_control_segment(ctl)->counters, sizeof(there.counters));
+        CHECK_MEM(&there.nics[0], &r2_control_segment(ctl)->nics[0], sizeof(there.nics[0]));
+        CHECK_MEM(&there.paths[0], &r2_control_segment(ctl)->paths[0], sizeof(there.paths[0]));
+        CHECK_MEM(&there.events[0], &r2_control_segment(ctl)->events[0], sizeof(there.events[0]));
+        CHECK_STR(there.peers[0].host, "host-b");
+    }
+    for (int i = 0; i < R2_SEG_MAX_COMMANDS; i++)
+        CHECK_EQ(there.commands[i].state, R2_SEG_CMD_FREE);
+    close_and_remove(ctl);
+}
+
+TEST(words)
+{
+    CHECK_EQ(r2_row_words("two words", 20), 9);
+    CHECK_EQ(r2_row_words("two words", 5), 3);
+    CHECK_EQ(r2_row_words("abc\xc3\xa4", 4), 3);
+    CHECK_EQ(r2_row_words("", 4), 0);
+    CHECK_EQ(r2_row_words("\x80\x80\x80\x80\x80\x80", 4), 4); /* who goes on from there comes on */
+}
+
+TEST(opens)
 {
     struct r2_control *ctl = open_one();
     const struct r2_segment *seg = r2_control_segment(ctl);
@@ -96,7 +145,7 @@ static void test_opens(void)
     CHECK_EQ(shm_unlink(name), 0);
 }
 
-static void test_opens_again(void)
+TEST(opens_again)
 {
     struct r2_control *a = open_one(), *b = open_one();
 
@@ -108,7 +157,7 @@ static void test_opens_again(void)
     close_and_remove(b);
 }
 
-static void test_group(void)
+TEST(group)
 {
     struct r2_control_info with = info;
     struct r2_control *ctl = NULL;
@@ -137,7 +186,7 @@ static int refuse_command(void *arg, const struct r2_control_cmd *cmd, char *res
     return -EIO;
 }
 
-static void test_hidden_works(void)
+TEST(hidden_works)
 {
     struct r2_control_info hidden = info;
     struct r2_control *ctl = NULL;
@@ -155,7 +204,7 @@ static void test_hidden_works(void)
     r2_control_close(ctl);
 }
 
-static void test_row_minus_one(void)
+TEST(row_minus_one)
 {
     struct r2_control *ctl = open_one();
     static struct r2_segment before;
@@ -185,7 +234,7 @@ static void test_row_minus_one(void)
 }
 
 /* A bucket holds what takes as long as it says, and no longer. */
-static void test_times(void)
+TEST(times)
 {
     struct r2_seg_times times = {0};
 
@@ -201,7 +250,7 @@ static void test_times(void)
     CHECK_EQ(times.count[R2_SEG_TIMES - 1], 1);
 }
 
-static void test_nic_rows(void)
+TEST(nic_rows)
 {
     struct r2_control *ctl = open_one();
     const struct r2_segment *seg = r2_control_segment(ctl);
@@ -253,7 +302,7 @@ static void test_nic_rows(void)
     close_and_remove(ctl);
 }
 
-static void test_peers_and_paths(void)
+TEST(peers_and_paths)
 {
     struct r2_control *ctl = open_one();
     const struct r2_segment *seg = r2_control_segment(ctl);
@@ -311,7 +360,7 @@ static void test_peers_and_paths(void)
     close_and_remove(ctl);
 }
 
-static void test_journal_wraps(void)
+TEST(journal_wraps)
 {
     struct r2_control *ctl = open_one();
     const struct r2_segment *seg = r2_control_segment(ctl);
@@ -336,7 +385,7 @@ static void test_journal_wraps(void)
     close_and_remove(ctl);
 }
 
-static void test_journal_slot_taken(void)
+TEST(journal_slot_taken)
 {
     struct r2_control *ctl = open_one();
     struct r2_segment *seg = r2_control_segment(ctl);
@@ -352,7 +401,7 @@ static void test_journal_slot_taken(void)
     close_and_remove(ctl);
 }
 
-static void test_journal_keeps_the_newer(void)
+TEST(journal_keeps_the_newer)
 {
     struct r2_control *ctl = open_one();
     struct r2_segment *seg = r2_control_segment(ctl);
@@ -381,7 +430,7 @@ static int child_writes(struct r2_control *ctl)
     return 0;
 }
 
-static void test_fork_child_is_inert(void)
+TEST(fork_child_is_inert)
 {
     struct r2_control *ctl = open_one();
     struct r2_segment *seg = r2_control_segment(ctl);
@@ -407,7 +456,7 @@ static void test_fork_child_is_inert(void)
 }
 
 /* The lock dies with its process, whatever a forked child holds. */
-static void test_lock_dies_with_process(void)
+TEST(lock_dies_with_process)
 {
     int name_pipe[2], hold[2], status = 0, fd;
     char name[R2_CONTROL_NAME] = {0};
@@ -482,7 +531,7 @@ static void end_by(bool in_order, char *name, size_t size)
     close(out[1]);
 }
 
-static void test_exit_is_an_end(void)
+TEST(exit_is_an_end)
 {
     char name[R2_CONTROL_NAME];
 
@@ -495,7 +544,7 @@ static void test_exit_is_an_end(void)
 }
 
 /* A child that does not even know that it is one. */
-static void test_exit_of_a_child_is_none(void)
+TEST(exit_of_a_child_is_none)
 {
     struct r2_control *ctl = open_one();
     int status = 0;
@@ -512,7 +561,7 @@ static void test_exit_of_a_child_is_none(void)
     close_and_remove(ctl);
 }
 
-static void test_ended_object_is_small(void)
+TEST(ended_object_is_small)
 {
     struct r2_control *ctl = open_one();
     char name[R2_CONTROL_NAME];
@@ -534,80 +583,4 @@ static void test_ended_object_is_small(void)
     CHECK_EQ(header.event_head, 2);
     close(fd);
     CHECK_EQ(shm_unlink(name), 0);
-}
-
-static void test_words(void)
-{
-    CHECK_EQ(r2_row_words("two words", 20), 9);
-    CHECK_EQ(r2_row_words("two words", 5), 3);
-    CHECK_EQ(r2_row_words("abc\xc3\xa4", 4), 3);
-    CHECK_EQ(r2_row_words("", 4), 0);
-    CHECK_EQ(r2_row_words("\x80\x80\x80\x80\x80\x80", 4), 4); /* who goes on from there comes on */
-}
-
-/* What others write into the object, or cut off, reaches the process nowhere and is put right. */
-static void test_damaged_object_is_put_right(void)
-{
-    struct r2_control *ctl = open_one();
-    struct r2_control_peer peer = {.host = "host-b", .pid = 9, .state = R2_SEG_PEER_UP};
-    static struct r2_segment there;
-    static uint8_t noise[sizeof(there)];
-    int fd = shm_open(r2_control_name(ctl), O_RDWR, 0);
-
-    CHECK_GE(fd, 0);
-    CHECK_EQ(r2_control_nic_add(ctl, &(struct r2_control_nic){.name = "nic0", .addr = "a"}), 0);
-    CHECK_EQ(r2_control_peer_add(ctl, &peer), 0);
-    CHECK_EQ(r2_control_path_add(ctl, 0, 0, "nic1"), 0);
-    for (off_t left = sizeof(there); left >= 0; left -= sizeof(there) / 4 + 1) {
-        for (size_t i = 0; i < sizeof(noise); i++)
-            noise[i] = (uint8_t)check_random() | 1; /* every sequence number odd */
-        CHECK_EQ(pwrite(fd, noise, sizeof(noise), 0), sizeof(noise));
-        CHECK_EQ(ftruncate(fd, left), 0);
-        alarm(20);
-        r2_control_nic_state(ctl, 0, R2_SEG_NIC_FAILED, "link down");
-        r2_control_path_state(ctl, 0, R2_SEG_PATH_DOWN, 7, "reset");
-        r2_count(&r2_control_counters(ctl)->bytes_sent, 5);
-        r2_control_journal(ctl, &(struct r2_control_event){.event = R2_EV_NIC_DOWN});
-        ctl->alive_mono_ns = 0; /* a second has passed */
-        CHECK_EQ(r2_control_poll(ctl, NULL, NULL), 0);
-        alarm(0);
-        CHECK_EQ(pread(fd, &there, sizeof(there), 0), sizeof(there));
-        CHECK_MEM(&there.header, &r2_control_segment(ctl)->header, sizeof(there.header));
-        CHECK_MEM(&there.process, &r2_control_segment(ctl)->process, sizeof(there.process));
-        CHECK_MEM(&there.counters, &r2_control_segment(ctl)->counters, sizeof(there.counters));
-        CHECK_MEM(&there.nics[0], &r2_control_segment(ctl)->nics[0], sizeof(there.nics[0]));
-        CHECK_MEM(&there.paths[0], &r2_control_segment(ctl)->paths[0], sizeof(there.paths[0]));
-        CHECK_MEM(&there.events[0], &r2_control_segment(ctl)->events[0], sizeof(there.events[0]));
-        CHECK_STR(there.peers[0].host, "host-b");
-    }
-    for (int i = 0; i < R2_SEG_MAX_COMMANDS; i++)
-        CHECK_EQ(there.commands[i].state, R2_SEG_CMD_FREE);
-    close_and_remove(ctl);
-}
-
-static const struct check_test tests[] = {
-    {"damaged_object_is_put_right", test_damaged_object_is_put_right},
-    {"words", test_words},
-    {"opens", test_opens},
-    {"opens_again", test_opens_again},
-    {"group", test_group},
-    {"hidden_works", test_hidden_works},
-    {"row_minus_one", test_row_minus_one},
-    {"times", test_times},
-    {"nic_rows", test_nic_rows},
-    {"peers_and_paths", test_peers_and_paths},
-    {"journal_wraps", test_journal_wraps},
-    {"journal_slot_taken", test_journal_slot_taken},
-    {"journal_keeps_the_newer", test_journal_keeps_the_newer},
-    {"fork_child_is_inert", test_fork_child_is_inert},
-    {"lock_dies_with_process", test_lock_dies_with_process},
-    {"exit_is_an_end", test_exit_is_an_end},
-    {"exit_of_a_child_is_none", test_exit_of_a_child_is_none},
-    {"ended_object_is_small", test_ended_object_is_small},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -35,7 +35,7 @@ static bool remove_left(const char *prefix, int i)
     return shm_unlink(name) == 0;
 }
 
-static void test_sweep_by_age(void)
+TEST(sweep_by_age)
 {
     uint64_t now = r2_control_clock(CLOCK_REALTIME) + 10 * 3600 * SECOND;
     char prefix[64];
@@ -48,7 +48,7 @@ static void test_sweep_by_age(void)
     CHECK(remove_left(prefix, 0) && remove_left(prefix, 1) && !remove_left(prefix, 2));
 }
 
-static void test_sweep_spares_what_is_set_up(void)
+TEST(sweep_spares_what_is_set_up)
 {
     uint64_t now = r2_control_clock(CLOCK_REALTIME);
     char prefix[64];
@@ -64,7 +64,7 @@ static void test_sweep_spares_what_is_set_up(void)
     }
 }
 
-static void test_sweep_by_number(void)
+TEST(sweep_by_number)
 {
     uint64_t now = r2_control_clock(CLOCK_REALTIME) + 10 * 3600 * SECOND;
     char prefix[64], own[80];
@@ -87,7 +87,7 @@ static void test_sweep_by_number(void)
 
 /* A job of many processes has ended, and another one begins: its journals can be read for a while.
  */
-static void test_sweep_spares_what_has_just_ended(void)
+TEST(sweep_spares_what_has_just_ended)
 {
     uint64_t now = r2_control_clock(CLOCK_REALTIME) + 10 * 3600 * SECOND;
     struct statvfs fs;
@@ -123,7 +123,7 @@ static int sweep_in_child(const char *name)
     return WEXITSTATUS(status);
 }
 
-static void test_sweep_spares_the_living(void)
+TEST(sweep_spares_the_living)
 {
     struct r2_control_info info = {.host = "host-a", .rank = -1};
     struct r2_control *ctl = NULL;
@@ -155,7 +155,7 @@ static pid_t hold_one(const char *prefix, int i)
     return holder_start(hold, name);
 }
 
-static void test_counts_the_living(void)
+TEST(counts_the_living)
 {
     char prefix[64], own[80];
     pid_t a, b;
@@ -178,7 +178,7 @@ static void test_counts_the_living(void)
 }
 
 /* Counting must not lose the own lock, which closing any descriptor of the object would. */
-static void test_counting_leaves_the_own_alone(void)
+TEST(counting_leaves_the_own_alone)
 {
     struct r2_control_info info = {.host = "host-a", .rank = -1}, hidden = {.hidden = true};
     struct r2_control *ctl = NULL, *second = NULL, *unseen = NULL;
@@ -216,7 +216,7 @@ static bool held_for_others(const char *name)
 
 /* Nor when nothing of /proc can be read at that moment, so that the process would not know its own
  * name. Needs the right to mount. */
-static void test_counting_without_proc(void)
+TEST(counting_without_proc)
 {
     struct r2_control_info info = {.host = "host-a", .rank = -1};
     struct r2_control *ctl = NULL;
@@ -242,21 +242,4 @@ static void test_counting_without_proc(void)
         printf("skipped: no right to mount\n");
     else
         CHECK_EQ(WEXITSTATUS(status), 0);
-}
-
-static const struct check_test tests[] = {
-    {"sweep_by_age", test_sweep_by_age},
-    {"sweep_spares_what_is_set_up", test_sweep_spares_what_is_set_up},
-    {"sweep_by_number", test_sweep_by_number},
-    {"sweep_spares_what_has_just_ended", test_sweep_spares_what_has_just_ended},
-    {"sweep_spares_the_living", test_sweep_spares_the_living},
-    {"counts_the_living", test_counts_the_living},
-    {"counting_leaves_the_own_alone", test_counting_leaves_the_own_alone},
-    {"counting_without_proc", test_counting_without_proc},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -59,7 +59,7 @@ static bool read_row(struct r2_seg_path *out)
     return __atomic_load_n(&row->seq, __ATOMIC_ACQUIRE) == seq;
 }
 
-static void test_rows_are_whole(void)
+TEST(rows_are_whole)
 {
     pthread_t threads[WRITERS];
     uint64_t total = 0, good = 0;
@@ -115,7 +115,7 @@ static void *churn_paths(void *arg)
     return NULL;
 }
 
-static void test_rows_have_one_owner(void)
+TEST(rows_have_one_owner)
 {
     pthread_t threads[WRITERS];
 
@@ -179,7 +179,7 @@ static uint64_t check_ring(uint64_t head)
     return good;
 }
 
-static void test_events_are_whole(void)
+TEST(events_are_whole)
 {
     struct r2_segment *seg;
     pthread_t threads[WRITERS];
@@ -249,7 +249,7 @@ static void add_nics(void)
     r2_control_nic_add(ctl, &(struct r2_control_nic){.name = "nic1", .addr = "10.1.0.1"});
 }
 
-static void test_commands(void)
+TEST(commands)
 {
     struct r2_seg_command command = fail_nic("10.1.0.1"), *slot;
     struct seen seen = {0};
@@ -286,7 +286,7 @@ static void test_commands(void)
     r2_control_close(ctl);
 }
 
-static void test_bad_commands(void)
+TEST(bad_commands)
 {
     struct {
         struct r2_seg_command command;
@@ -330,7 +330,7 @@ static void test_bad_commands(void)
     r2_control_close(ctl);
 }
 
-static void test_answers_are_forgotten(void)
+TEST(answers_are_forgotten)
 {
     struct r2_seg_command *slot;
     struct seen seen = {0};
@@ -348,7 +348,7 @@ static void test_answers_are_forgotten(void)
 }
 
 /* Random bytes in the mailbox, of the kind that a hostile client leaves. */
-static void test_random_commands(void)
+TEST(random_commands)
 {
     struct seen seen = {0};
 
@@ -397,7 +397,7 @@ static void *poll_all(void *arg)
 }
 
 /* Clients give up at any moment: the slot is theirs again, a late answer is nobody's. */
-static void test_clients_give_up(void)
+TEST(clients_give_up)
 {
     struct r2_seg_command *slot;
     struct seen seen = {0};
@@ -430,21 +430,4 @@ static void test_clients_give_up(void)
     atomic_store(&stop, true);
     CHECK_EQ(pthread_join(thread, NULL), 0);
     r2_control_close(ctl);
-}
-
-static const struct check_test tests[] = {
-    {"rows_are_whole", test_rows_are_whole},
-    {"rows_have_one_owner", test_rows_have_one_owner},
-    {"events_are_whole", test_events_are_whole},
-    {"commands", test_commands},
-    {"bad_commands", test_bad_commands},
-    {"answers_are_forgotten", test_answers_are_forgotten},
-    {"random_commands", test_random_commands},
-    {"clients_give_up", test_clients_give_up},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -121,7 +121,7 @@ static uint64_t counter(const uint64_t *c)
 }
 
 /* Nothing is posted: the engine sleeps, but for heartbeats and a look now and then. */
-static void test_idle(void)
+TEST(idle)
 {
     uint64_t cpu, woken, acks;
 
@@ -160,7 +160,7 @@ static struct sums look(void)
 
 /* Every byte goes once, in chunks as large as they may be; acknowledgements are no more than
  * chunks; nothing is kept of messages that are over. */
-static void test_messages(void)
+TEST(messages)
 {
     struct sums before, after;
     uint64_t memory;
@@ -189,17 +189,11 @@ static void test_messages(void)
     end();
 }
 
-static const struct check_test tests[] = {
-    {"idle", test_idle},
-    {"messages", test_messages},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1);
     setenv("R2CCL_SHM", "0", 1);
     setenv("R2CCL_CHUNK", "64K", 1);
     setenv("R2CCL_GREY", "0", 1); /* a busy machine's path may look slow */
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

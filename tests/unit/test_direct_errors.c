@@ -193,7 +193,7 @@ static int until_error(void)
     return rc;
 }
 
-static void test_each_error_is_told_as_it_is(void)
+TEST(each_error_is_told_as_it_is)
 {
     static const int cases[][2] = {{R2_NCCL_INVALID_USAGE, -EMSGSIZE},
                                    {R2_NCCL_INVALID_ARGUMENT, -EINVAL},
@@ -209,7 +209,7 @@ static void test_each_error_is_told_as_it_is(void)
 
 /* A peer leaves since another rank left, which this rank's own message did not fit: this rank alone
  * knows the reason, and it hears of the peer first. */
-static void test_the_reason_behind_a_reset(void)
+TEST(the_reason_behind_a_reset)
 {
     for (int peer = 1; peer < RANKS; peer++) {
         memset(&net, 0, sizeof(net));
@@ -219,7 +219,7 @@ static void test_the_reason_behind_a_reset(void)
     }
 }
 
-static void test_a_message_of_another_size(void)
+TEST(a_message_of_another_size)
 {
     memset(&net, 0, sizeof(net));
     net.got = 3996;
@@ -227,7 +227,7 @@ static void test_a_message_of_another_size(void)
 }
 
 /* Whoever else connects says nothing of the peers. */
-static void test_a_stranger_does_not_hurry(void)
+TEST(a_stranger_does_not_hurry)
 {
     struct r2_direct *d;
 
@@ -237,16 +237,4 @@ static void test_a_stranger_does_not_hurry(void)
     d = begin();
     CHECK_EQ(r2_direct_state(d, NULL), R2_DIRECT_READY);
     r2_direct_free(d);
-}
-
-static const struct check_test tests[] = {
-    {"each_error_is_told_as_it_is", test_each_error_is_told_as_it_is},
-    {"the_reason_behind_a_reset", test_the_reason_behind_a_reset},
-    {"a_message_of_another_size", test_a_message_of_another_size},
-    {"a_stranger_does_not_hurry", test_a_stranger_does_not_hurry},
-    {0}};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

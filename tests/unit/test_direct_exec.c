@@ -284,27 +284,27 @@ static void run_many(unsigned long rounds, int kind)
     }
 }
 
-static void test_direct(void)
+TEST(direct)
 {
     run_many(200, R2_SCHEDULE_DIRECT);
 }
 
-static void test_ring(void)
+TEST(ring)
 {
     run_many(150, R2_SCHEDULE_RING);
 }
 
-static void test_r2ccl(void)
+TEST(r2ccl)
 {
     run_many(150, R2_SCHEDULE_R2CCL);
 }
 
-static void test_one_kind_after_another(void)
+TEST(one_kind_after_another)
 {
     run_many(150, -1);
 }
 
-static void test_too_few_slots(void)
+TEST(too_few_slots)
 {
     struct r2_exec_config config = {
         .p = 4, .piece = 64, .n_slots = r2_exec_round(4) - 1, .credit = 1, .ops = &ops};
@@ -312,16 +312,4 @@ static void test_too_few_slots(void)
 
     CHECK_EQ(r2_exec_new(&x, &config), -EINVAL);
     CHECK(!x);
-}
-
-static const struct check_test tests[] = {{"direct", test_direct},
-                                          {"ring", test_ring},
-                                          {"r2ccl", test_r2ccl},
-                                          {"one_kind_after_another", test_one_kind_after_another},
-                                          {"too_few_slots", test_too_few_slots},
-                                          {0}};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -58,17 +58,9 @@ static void one_beside_strangers(int rank)
     r2_direct_free(d);
 }
 
-static void test_strangers_are_dropped(void)
+TEST(strangers_are_dropped)
 {
     bed_before = strange;
     bed_run(3, -1, one_beside_strangers);
     bed_before = NULL;
-}
-
-static const struct check_test tests[] = {{"strangers_are_dropped", test_strangers_are_dropped},
-                                          {0}};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -55,7 +55,7 @@ static double ratio(const struct r2_shard_input *in)
     return took / (r2_shard_bound_ns(in) / 1e9);
 }
 
-static void test_close_to_the_bound(void)
+TEST(close_to_the_bound)
 {
     static const struct {
         int p, slow;
@@ -73,7 +73,7 @@ static void test_close_to_the_bound(void)
 }
 
 /* Nodes of four different rates. */
-static void test_any_mix_of_rates(void)
+TEST(any_mix_of_rates)
 {
     struct r2_shard_input in = some(6, 2, .75, 64 * MIB);
     double got;
@@ -85,7 +85,7 @@ static void test_any_mix_of_rates(void)
 }
 
 /* R2CCL-AllReduce takes what its authors' model says, with their case of six nodes. */
-static void test_r2ccl_is_near_its_model(void)
+TEST(r2ccl_is_near_its_model)
 {
     for (int p = 4; p <= 6; p += 2) {
         struct r2_shard_input in = some(p, 1, p == 6 ? 2.0 / 3 : .5, 64 * MIB);
@@ -103,16 +103,4 @@ static void test_r2ccl_is_near_its_model(void)
                       chunks, took / model);
         }
     }
-}
-
-static const struct check_test tests[] = {
-    {"close_to_the_bound", test_close_to_the_bound},
-    {"any_mix_of_rates", test_any_mix_of_rates},
-    {"r2ccl_is_near_its_model", test_r2ccl_is_near_its_model},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -177,7 +177,7 @@ static bool starts(const char *text, const char *with)
 }
 
 /* Two pairs fall silent together, another process has found out why. */
-static void test_adopted(void)
+TEST(adopted)
 {
     uint64_t rounds = count(&r2_eng.n->locate_rounds);
 
@@ -194,7 +194,7 @@ static void test_adopted(void)
 }
 
 /* One of them does when there is no time left to ask it: the verdict is the same. */
-static void test_a_pair_too_late(void)
+TEST(a_pair_too_late)
 {
     begin();
     fail(&x);
@@ -209,7 +209,7 @@ static void test_a_pair_too_late(void)
 }
 
 /* The other process dies without a word. What had no time to answer before is asked again then. */
-static void test_a_late_pair_is_asked_again(void)
+TEST(a_late_pair_is_asked_again)
 {
     begin();
     fail(&x);
@@ -228,7 +228,7 @@ static void test_a_late_pair_is_asked_again(void)
 }
 
 /* What our own probe says stands over what another process wrote. */
-static void test_an_answer_counts_more(void)
+TEST(an_answer_counts_more)
 {
     begin();
     fail(&x);
@@ -243,7 +243,7 @@ static void test_an_answer_counts_more(void)
 }
 
 /* No answer counts as silence only of what had the time to answer. */
-static void test_silence_takes_time(void)
+TEST(silence_takes_time)
 {
     struct r2_wire_addr addr;
 
@@ -265,15 +265,6 @@ static void test_silence_takes_time(void)
     other_finds(0, R2_FOUND_TRANSIENT); /* gives the NIC back */
     end();
 }
-
-static const struct check_test tests[] = {
-    {"adopted", test_adopted},
-    {"a_pair_too_late", test_a_pair_too_late},
-    {"a_late_pair_is_asked_again", test_a_late_pair_is_asked_again},
-    {"an_answer_counts_more", test_an_answer_counts_more},
-    {"silence_takes_time", test_silence_takes_time},
-    {0},
-};
 
 static void unlink_node(void)
 {
@@ -309,5 +300,5 @@ int main(int argc, char **argv)
         return CHECK_SKIPPED;
     }
     atexit(unlink_node);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -37,7 +37,7 @@ static bool asks(struct r2_ep *ep, int want)
     return seen == want;
 }
 
-static void test_its_other_lanes_are_asked(void)
+TEST(its_other_lanes_are_asked)
 {
     struct r2_bulk c;
 
@@ -57,7 +57,7 @@ static void test_its_other_lanes_are_asked(void)
 }
 
 /* A path that may take nothing more for other reasons is no help: others are asked. */
-static void test_else_another_path(void)
+TEST(else_another_path)
 {
     begin(2);
     isend(MSG);
@@ -70,7 +70,7 @@ static void test_else_another_path(void)
 }
 
 /* What is held back by a slow path waits for a copy over another one. */
-static void test_copies_wait_too(void)
+TEST(copies_wait_too)
 {
     struct r2_bulk c;
 
@@ -95,17 +95,10 @@ static void test_copies_wait_too(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"its_other_lanes_are_asked", test_its_other_lanes_are_asked},
-    {"else_another_path", test_else_another_path},
-    {"copies_wait_too", test_copies_wait_too},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_CHUNK", "32K", "R2CCL_RAMP", "0", NULL};
 
     remote_engine(2, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -71,7 +71,7 @@ static void leave(void)
     fake_forget(r.id);
 }
 
-static void test_replayed_from_the_copy(void)
+TEST(replayed_from_the_copy)
 {
     begin(2);
     send_done(1);
@@ -89,7 +89,7 @@ static void test_replayed_from_the_copy(void)
 }
 
 /* Of a message without bytes nothing is missing, and it is sent again all the same, at once. */
-static void test_an_empty_one_again(void)
+TEST(an_empty_one_again)
 {
     struct r2_req *req = NULL;
     struct heard h;
@@ -109,7 +109,7 @@ static void test_an_empty_one_again(void)
 }
 
 /* What has not left is not done: nobody has it but the application. */
-static void test_waits_for_credit_and_path(void)
+TEST(waits_for_credit_and_path)
 {
     struct r2_req *req = NULL;
 
@@ -138,7 +138,7 @@ static void test_waits_for_credit_and_path(void)
 
 /* A request belongs to its message until the acknowledgement, although the application has it back.
  */
-static void test_requests_are_not_taken_from_copies(void)
+TEST(requests_are_not_taken_from_copies)
 {
     begin(2);
     CHECK_EQ(remote_cts(a, &r, R2_MAX_REQUESTS, 8192), 0); /* credit for all */
@@ -164,7 +164,7 @@ static void test_requests_are_not_taken_from_copies(void)
 }
 
 /* Nor if one that is acknowledged has not been asked for yet, so that its own is not free. */
-static void test_requests_out_of_turn(void)
+TEST(requests_out_of_turn)
 {
     struct r2_req *first;
 
@@ -182,7 +182,7 @@ static void test_requests_out_of_turn(void)
     remote_end(&r);
 }
 
-static void test_close_lingers(void)
+TEST(close_lingers)
 {
     struct r2_msg_close m;
     uint64_t before = open_connections();
@@ -228,7 +228,7 @@ static void lingers_until(bool closes, uint64_t has)
     leave();
 }
 
-static void test_lingers_no_longer_than_the_receiver(void)
+TEST(lingers_no_longer_than_the_receiver)
 {
     lingers_until(true, 1);
     lingers_until(true, 0);
@@ -254,7 +254,7 @@ static void on_log(int level, unsigned long flags, const char *file, int line, c
 }
 
 /* A peer that is gone is told of where somebody waits for it. */
-static void test_told_to_who_waits(void)
+TEST(told_to_who_waits)
 {
     uint64_t before = open_connections();
 
@@ -277,7 +277,7 @@ static void test_told_to_who_waits(void)
 }
 
 /* With larger messages under way it is closed as ever: those are cut off. */
-static void test_bulk_does_not_linger(void)
+TEST(bulk_does_not_linger)
 {
     static uint8_t large[64 * 1024];
     struct r2_req *req = NULL;
@@ -292,7 +292,7 @@ static void test_bulk_does_not_linger(void)
 }
 
 /* Memory that was deregistered is not the copies'. */
-static void test_dereg_leaves_copies(void)
+TEST(dereg_leaves_copies)
 {
     struct r2_mr *mr = NULL;
     struct r2_req *req = NULL;
@@ -355,7 +355,7 @@ static void soon(const char *arg)
 }
 
 /* R2CCL_NO_PATH_TIMEOUT is 2 s here, and nobody answers the engine's calls. */
-static void test_exit_waits(void)
+TEST(exit_waits)
 {
     CHECK_SKIP_EMULATED("it cannot start itself anew");
     CHECK_GE(run_ms("0"), 1900);
@@ -363,21 +363,6 @@ static void test_exit_waits(void)
     soon("2");
     soon("3"); /* no path: the end is said to nobody, as a connection that did not linger ends */
 }
-
-static const struct check_test tests[] = {
-    {"replayed_from_the_copy", test_replayed_from_the_copy},
-    {"an_empty_one_again", test_an_empty_one_again},
-    {"waits_for_credit_and_path", test_waits_for_credit_and_path},
-    {"requests_are_not_taken_from_copies", test_requests_are_not_taken_from_copies},
-    {"requests_out_of_turn", test_requests_out_of_turn},
-    {"close_lingers", test_close_lingers},
-    {"lingers_no_longer_than_the_receiver", test_lingers_no_longer_than_the_receiver},
-    {"told_to_who_waits", test_told_to_who_waits},
-    {"bulk_does_not_linger", test_bulk_does_not_linger},
-    {"dereg_leaves_copies", test_dereg_leaves_copies},
-    {"exit_waits", test_exit_waits},
-    {0},
-};
 
 int main(int argc, char **argv)
 {
@@ -387,5 +372,5 @@ int main(int argc, char **argv)
     bool child = argc == 3 && strcmp(argv[1], LEAVES) == 0;
 
     remote_engine(2, child ? soon : env);
-    return child ? leaves(argv[2]) : check_main(argc, argv, tests);
+    return child ? leaves(argv[2]) : check_main(argc, argv);
 }

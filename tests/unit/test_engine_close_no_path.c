@@ -37,7 +37,7 @@ static uint64_t open_connections(void)
 }
 
 /* A sender, a receiver, and one whose peer was never reached, as after an abort. */
-static void test_nobody_acknowledges(void)
+TEST(nobody_acknowledges)
 {
     uint64_t before = open_connections();
     struct remote out, in, never;
@@ -64,7 +64,7 @@ static void test_nobody_acknowledges(void)
 
 /* Another connection to the same peer, on which nothing is under way, outlives that: the peer is
  * not gone, and a path that comes back serves it. */
-static void test_idle_ones_stay(void)
+TEST(idle_ones_stay)
 {
     struct r2_msg_cts cts = {.size = 1};
     struct r2_msg_close gone;
@@ -110,7 +110,7 @@ static void test_idle_ones_stay(void)
 
 /* The other side of that: the sender has forgotten how many messages there were. What was
  * acknowledged can still be received, nothing behind it can. */
-static void test_forgotten_by_the_sender(void)
+TEST(forgotten_by_the_sender)
 {
     struct r2_req *req = NULL, *late = NULL;
     uint8_t sink[sizeof(data)] = {0};
@@ -134,7 +134,7 @@ static void test_forgotten_by_the_sender(void)
 
 /* Every path has been silent for longer than that, and nobody minded: who posts a receive now waits
  * as long as who posted it before. */
-static void test_the_wait_begins_with_the_work(void)
+TEST(the_wait_begins_with_the_work)
 {
     struct r2_req *req = NULL;
     uint8_t sink[64];
@@ -160,7 +160,7 @@ static void test_the_wait_begins_with_the_work(void)
 /* The application closes while the question is out whether the peer still exists: nobody answers
  * it, which its patience ends, or the answer comes after that. It ends, and so does the peer. (One
  * that is out when the peer goes: test_engine_liveness, gone_while_one_asks.) */
-static void test_while_a_question_is_out(void)
+TEST(while_a_question_is_out)
 {
     uint64_t before = open_connections();
     struct remote r[2];
@@ -188,15 +188,6 @@ static void test_while_a_question_is_out(void)
     CHECK_EQ(open_connections(), before);
 }
 
-static const struct check_test tests[] = {
-    {"nobody_acknowledges", test_nobody_acknowledges},
-    {"idle_ones_stay", test_idle_ones_stay},
-    {"forgotten_by_the_sender", test_forgotten_by_the_sender},
-    {"the_wait_begins_with_the_work", test_the_wait_begins_with_the_work},
-    {"while_a_question_is_out", test_while_a_question_is_out},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_RAMP",
@@ -210,5 +201,5 @@ int main(int argc, char **argv)
                                       NULL};
 
     remote_engine(2, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -48,7 +48,7 @@ static void judge_both(int nic)
 /* ---- cases */
 
 /* The word about the second NIC is known when the first pair is judged. */
-static void test_words_before_verdicts(void)
+TEST(words_before_verdicts)
 {
     remote_new(&x, true, NICS);
     CHECK(remote_open(&x, NICS));
@@ -61,11 +61,8 @@ static void test_words_before_verdicts(void)
     remote_end(&y);
 }
 
-static const struct check_test tests[] = {{"words_before_verdicts", test_words_before_verdicts},
-                                          {0}};
-
 int main(int argc, char **argv)
 {
     remote_engine(NICS, remote_outlives);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

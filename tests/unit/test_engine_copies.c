@@ -14,7 +14,7 @@ static int claim_copy(struct r2_ep *ep, uint64_t off, struct r2_bulk *c)
 
 /* The same chunk over two paths: whichever is whole first is placed, the other one is drained, and
  * the reader of the original has let go of the buffer before the copy is placed. */
-static void test_copies(void)
+TEST(copies)
 {
     struct r2_bulk c, copy;
     struct r2_req *req;
@@ -55,7 +55,7 @@ static void test_copies(void)
 /* A slow NIC dies; one of its two neighbouring chunks has come as a copy, the other one has not.
  * The sender repeats both in one piece: its path is well, and stays. Pieces of a copy are no reason
  * to end a path either, before it is placed and afterwards. */
-static void test_replay_over_a_copy(void)
+TEST(replay_over_a_copy)
 {
     struct r2_bulk copy, c, part;
     struct r2_req *req;
@@ -84,7 +84,7 @@ static void test_replay_over_a_copy(void)
 /* The replay of a chunk that has come in part is read over what is in place; then a copy of all of
  * it is whole first. The copy goes, and the reader of the replay stays with it: its path is well.
  */
-static void test_copy_behind_a_replay(void)
+TEST(copy_behind_a_replay)
 {
     struct r2_bulk c, copy;
     struct r2_req *req;
@@ -112,7 +112,7 @@ static void test_copy_behind_a_replay(void)
 
 /* A copy that is not whole has no claim; the lane that gives it up must not give back that of the
  * original, which another lane of the same endpoint writes into its place. */
-static void test_dropped_copy_leaves_the_original(void)
+TEST(dropped_copy_leaves_the_original)
 {
     struct r2_bulk c, copy, again;
     struct r2_req *req;
@@ -133,7 +133,7 @@ static void test_dropped_copy_leaves_the_original(void)
 }
 
 /* A chunk that fails its checksum was not received: it is counted, and comes over another path. */
-static void test_bad_crc_is_not_placed(void)
+TEST(bad_crc_is_not_placed)
 {
     uint64_t bad = r2_eng.n->crc_errors;
     struct r2_bulk c;
@@ -158,7 +158,7 @@ static void test_bad_crc_is_not_placed(void)
 }
 
 /* A small message that fails its checksum is not used, and ends its path. */
-static void test_bad_crc_of_a_small_message(void)
+TEST(bad_crc_of_a_small_message)
 {
     struct {
         struct r2_msg_eager m;
@@ -186,18 +186,8 @@ static void test_bad_crc_of_a_small_message(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"copies", test_copies},
-    {"replay_over_a_copy", test_replay_over_a_copy},
-    {"copy_behind_a_replay", test_copy_behind_a_replay},
-    {"dropped_copy_leaves_the_original", test_dropped_copy_leaves_the_original},
-    {"bad_crc_is_not_placed", test_bad_crc_is_not_placed},
-    {"bad_crc_of_a_small_message", test_bad_crc_of_a_small_message},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     remote_engine(2, NULL);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

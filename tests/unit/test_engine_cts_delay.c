@@ -34,7 +34,7 @@ static void arrive(uint64_t seq)
 }
 
 /* Nothing else is to come: the sender waits for the word. */
-static void test_first_word_leaves_at_once(void)
+TEST(first_word_leaves_at_once)
 {
     struct r2_req *req;
 
@@ -50,7 +50,7 @@ static void test_first_word_leaves_at_once(void)
 }
 
 /* ... those behind it go along with the acknowledgement of what it brings. */
-static void test_goes_along(void)
+TEST(goes_along)
 {
     int held = 0, cts, ack;
     struct r2_req *first, *second;
@@ -89,7 +89,7 @@ static void test_goes_along(void)
 }
 
 /* Whoever polls lets it go when it has waited long enough; with nobody polling the peer's tick. */
-static void test_does_not_wait_long(void)
+TEST(does_not_wait_long)
 {
     struct r2_req *first, *second, *third;
     int soon = 0;
@@ -149,7 +149,7 @@ static void large(uint64_t seq)
 }
 
 /* A sender of small messages does not wait for the word, and then a large one does. */
-static void test_after_small_messages(void)
+TEST(after_small_messages)
 {
     struct r2_req *req;
     int held = 0;
@@ -173,18 +173,10 @@ static void test_after_small_messages(void)
     CHECK_GT(held, TURNS / 2);
 }
 
-static const struct check_test tests[] = {
-    {"first_word_leaves_at_once", test_first_word_leaves_at_once},
-    {"goes_along", test_goes_along},
-    {"does_not_wait_long", test_does_not_wait_long},
-    {"after_small_messages", test_after_small_messages},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_HEARTBEAT", "60s", NULL};
 
     remote_engine(1, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

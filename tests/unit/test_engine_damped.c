@@ -31,7 +31,7 @@ static uint32_t state_of(int nic)
     return __atomic_load_n(&row_of(nic)->state, __ATOMIC_RELAXED);
 }
 
-static void test_penalty_and_reuse(void)
+TEST(penalty_and_reuse)
 {
     struct r2_ep *e;
     uint64_t first, begun;
@@ -70,11 +70,6 @@ static void test_penalty_and_reuse(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"penalty_and_reuse", test_penalty_and_reuse},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_HEARTBEAT",
@@ -97,5 +92,5 @@ int main(int argc, char **argv)
     /* Sockets stand in for each other also where others must carry memory of devices. Set before
      * its threads have anything to read it for. */
     r2_eng.device_memory = true;
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

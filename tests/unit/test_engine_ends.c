@@ -72,19 +72,19 @@ static void room_after(bool by_dereg)
     remote_end(&r);
 }
 
-static void test_close_gives_room(void)
+TEST(close_gives_room)
 {
     room_after(false);
 }
 
-static void test_dereg_gives_room(void)
+TEST(dereg_gives_room)
 {
     room_after(true);
 }
 
 /* The host of a NIC that is down may answer for its address at another NIC, where nobody listens:
  * no word about the process. */
-static void test_refusal_of_a_down_nic(void)
+TEST(refusal_of_a_down_nic)
 {
     struct r2_ep *b, *ep;
     struct r2_req *req;
@@ -114,7 +114,7 @@ static void test_refusal_of_a_down_nic(void)
 
 /* The receiver asks whether the silent process exists; at a NIC that is down, or between NICs that
  * never met, a refusal is no word about it. */
-static void test_refusal_of_strangers(void)
+TEST(refusal_of_strangers)
 {
     struct r2_req *req = NULL;
     struct r2_ep *last = NULL;
@@ -140,7 +140,7 @@ static void test_refusal_of_strangers(void)
 
 /* Control frames get through and test chunks never do (a hole for large packets): attempts that
  * prove nothing do not prolong the wait for a path. */
-static void test_unproven_paths_end_the_wait(void)
+TEST(unproven_paths_end_the_wait)
 {
     uint64_t waits = __atomic_load_n(&r2_eng.n->no_path_waits, __ATOMIC_RELAXED);
     struct r2_req *req;
@@ -165,7 +165,7 @@ static void test_unproven_paths_end_the_wait(void)
 }
 
 /* The last path is lost while nothing is under way: who asks first waits, and that is told. */
-static void test_wait_begins_late(void)
+TEST(wait_begins_late)
 {
     uint64_t waits = __atomic_load_n(&r2_eng.n->no_path_waits, __ATOMIC_RELAXED);
     struct r2_req *req;
@@ -182,7 +182,7 @@ static void test_wait_begins_late(void)
 
 /* An OPEN that was said again, and comes when all is over with its connection: there is nothing to
  * make anew. Another connection is made, even after many. */
-static void test_open_after_the_end(void)
+TEST(open_after_the_end)
 {
     struct r2_msg_close close = {.conn = 77, .from_sender = 1};
     struct r2_msg_close_ack closed = {.conn = 77};
@@ -234,7 +234,7 @@ static int attempts(int ms, bool reached)
 
 /* A peer that is slow to answer, with its kernel at work, is waited for: one attempt after the
  * other would only make it slower. Where nobody has answered, another attempt may find a way. */
-static void test_slow_process_is_waited_for(void)
+TEST(slow_process_is_waited_for)
 {
     remote_new(&r, true, 2);
     CHECK_EQ(r2_engine_connect(r.listen->ctx, 0, r.handle, &r.conn), 0);
@@ -252,7 +252,7 @@ static void test_slow_process_is_waited_for(void)
 
 /* A path that may still have to bring what another one brought meanwhile is spared, as long as
  * there is another one. */
-static void test_the_only_path_is_not_spared(void)
+TEST(the_only_path_is_not_spared)
 {
     struct r2_path *path;
     struct r2_bulk c;
@@ -271,7 +271,7 @@ static void test_the_only_path_is_not_spared(void)
 }
 
 /* A handle comes from outside, and so does its cookie: it may not name what others have. */
-static void test_cookie_of_another(void)
+TEST(cookie_of_another)
 {
     uint8_t forged[R2_HANDLE_BYTES];
     struct r2_conn *again = NULL;
@@ -296,7 +296,7 @@ static void test_cookie_of_another(void)
 }
 
 /* Processes with different builds do not understand each other by halves. */
-static void test_handle_of_another_version(void)
+TEST(handle_of_another_version)
 {
     uint8_t forged[R2_HANDLE_BYTES];
     struct r2_conn *again = NULL;
@@ -313,7 +313,7 @@ static void test_handle_of_another_version(void)
 
 /* The connecting side is up before the accepting one knows it, and its test chunks travel on other
  * sockets. */
-static void test_test_chunks_before_up(void)
+TEST(test_chunks_before_up)
 {
     struct r2_msg_test m = {.bytes = 64};
     struct r2_bulk b = {.conn = R2_CONN_TEST, .len = 64, .total = 64};
@@ -355,7 +355,7 @@ static void process_gone(void)
 
 /* What was made before has failed and says why; once it is closed, another one is no victim of
  * that: it is begun with a peer of its own. */
-static void test_given_up_is_forgotten(void)
+TEST(given_up_is_forgotten)
 {
     struct r2_conn *failed, *again = NULL;
     uint8_t handle[R2_HANDLE_BYTES];
@@ -397,7 +397,7 @@ static struct r2_req *irecv(uint8_t *to)
     return req;
 }
 
-static void test_sender_gone(void)
+TEST(sender_gone)
 {
     static uint8_t sink[MSG];
     struct r2_req *req, *late = NULL;
@@ -435,7 +435,7 @@ static uint64_t open_now(void)
 
 /* Its connection is over once both sides have closed it; nobody is left to say so when the sender,
  * which is done, has let its paths go before the receiver closes, or while it does. */
-static void test_receiver_closes_late(void)
+TEST(receiver_closes_late)
 {
     for (int first = 0; first < 2; first++) { /* the receiver's CLOSE leaves first, and is lost */
         uint64_t before = open_now();
@@ -460,7 +460,7 @@ static void test_receiver_closes_late(void)
 }
 
 /* Each path counts its generations by itself: one that comes and goes uses up nobody else's. */
-static void test_generations_do_not_run_out(void)
+TEST(generations_do_not_run_out)
 {
     unsigned top;
 
@@ -479,7 +479,7 @@ static void test_generations_do_not_run_out(void)
 }
 
 /* A peer that is met again remembers the paths that were there before. */
-static void test_generations_of_a_new_path(void)
+TEST(generations_of_a_new_path)
 {
     uint32_t gen;
 
@@ -505,7 +505,7 @@ static struct r2_req *irecv_of(uint8_t *to, size_t size)
 
 /* The sender does not wait for the word about a small receive, so it is kept back; a message that
  * is too large for it does wait, so it is said after a while, whatever a later receive has said. */
-static void test_kept_word_is_said(void)
+TEST(kept_word_is_said)
 {
     static uint8_t sink[MSG];
     struct r2_msg_cts m;
@@ -538,7 +538,7 @@ static void test_kept_word_is_said(void)
 
 /* What has arrived stays so: an acknowledgement counts although the path that brings it is given up
  * already. Its receiver may not be there any more to repeat it. */
-static void test_ack_of_the_dead(void)
+TEST(ack_of_the_dead)
 {
     struct r2_req *req = NULL;
     struct r2_bulk c;
@@ -561,34 +561,11 @@ static void test_ack_of_the_dead(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"close_gives_room", test_close_gives_room},
-    {"dereg_gives_room", test_dereg_gives_room},
-    {"refusal_of_a_down_nic", test_refusal_of_a_down_nic},
-    {"refusal_of_strangers", test_refusal_of_strangers},
-    {"unproven_paths_end_the_wait", test_unproven_paths_end_the_wait},
-    {"wait_begins_late", test_wait_begins_late},
-    {"open_after_the_end", test_open_after_the_end},
-    {"slow_process_is_waited_for", test_slow_process_is_waited_for},
-    {"the_only_path_is_not_spared", test_the_only_path_is_not_spared},
-    {"cookie_of_another", test_cookie_of_another},
-    {"handle_of_another_version", test_handle_of_another_version},
-    {"test_chunks_before_up", test_test_chunks_before_up},
-    {"ack_of_the_dead", test_ack_of_the_dead},
-    {"sender_gone", test_sender_gone},
-    {"kept_word_is_said", test_kept_word_is_said},
-    {"receiver_closes_late", test_receiver_closes_late},
-    {"generations_do_not_run_out", test_generations_do_not_run_out},
-    {"generations_of_a_new_path", test_generations_of_a_new_path},
-    {"given_up_is_forgotten", test_given_up_is_forgotten},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_CHUNK",           "32K", "R2CCL_RAMP", "0",
                                       "R2CCL_NO_PATH_TIMEOUT", "4s",  NULL};
 
     remote_engine(2, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -244,18 +244,18 @@ static void hostile(bool out)
         CHECK(guard[i] == 0 && guard[2 * BUF + i] == 0);
 }
 
-static void test_hostile_sender(void)
+TEST(hostile_sender)
 {
     hostile(false);
 }
 
-static void test_hostile_receiver(void)
+TEST(hostile_receiver)
 {
     hostile(true);
 }
 
 /* Honest work still gets through afterwards. */
-static void test_honest_afterwards(void)
+TEST(honest_afterwards)
 {
     struct r2_req *req = NULL;
 
@@ -270,17 +270,10 @@ static void test_honest_afterwards(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"hostile_sender", test_hostile_sender},
-    {"hostile_receiver", test_hostile_receiver},
-    {"honest_afterwards", test_honest_afterwards},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_LOG", "none", NULL};
 
     remote_engine(1, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

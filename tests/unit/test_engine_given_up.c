@@ -35,14 +35,14 @@ static void not_at_once(bool out, unsigned ours, enum r2_nic_word word, unsigned
 
 /* Our NIC that leads to the other one is left alone because it failed too often: now it is tried.
  */
-static void test_the_other_one_by_a_damped_nic(void)
+TEST(the_other_one_by_a_damped_nic)
 {
     for (int out = 0; out < 2; out++)
         not_at_once(out, 2, R2_NIC_DAMPED, 1);
 }
 
 /* It lost its link when it failed too often, as most do: no refusal can come that way. */
-static void test_damped_without_a_link(void)
+TEST(damped_without_a_link)
 {
     for (int out = 0; out < 2; out++) {
         uint64_t t0;
@@ -66,7 +66,7 @@ static void test_damped_without_a_link(void)
 }
 
 /* No NIC of ours works, so what comes over them is no proof that nothing else could come. */
-static void test_no_nic_has_a_say(void)
+TEST(no_nic_has_a_say)
 {
     for (int out = 0; out < 2; out++)
         not_at_once(out, 3, R2_NIC_FAILED, 3);
@@ -94,7 +94,7 @@ static int given_up(int nic, int ms, int *rc)
 }
 
 /* Nothing is waited for. */
-static void test_given_up(void)
+TEST(given_up)
 {
     for (int out = 0; out < 2; out++) {
         int rc;
@@ -107,7 +107,7 @@ static void test_given_up(void)
 }
 
 /* A path came up after it was asked: what was opened over it may be newer than the answer. */
-static void test_given_up_before_the_last_path(void)
+TEST(given_up_before_the_last_path)
 {
     for (int out = 0; out < 2; out++) {
         struct r2_ep *e, *up;
@@ -143,7 +143,7 @@ static void test_given_up_before_the_last_path(void)
 
 /* S: a connection that is being opened may be one that the process has not heard of yet. It goes
  * on, and is there when that process takes a path again; those that are open end at once. */
-static void test_given_up_while_one_is_opened(void)
+TEST(given_up_while_one_is_opened)
 {
     struct r2_msg_close_ack closed = {.from_sender = 1};
     struct r2_msg_open_ack ack = {0};
@@ -175,7 +175,7 @@ static void test_given_up_while_one_is_opened(void)
 }
 
 /* ... but not by an answer from before the last loss: they may be newer. */
-static void test_given_up_before_the_last_path_while_one_is_opened(void)
+TEST(given_up_before_the_last_path_while_one_is_opened)
 {
     struct r2_conn *conn = NULL;
     struct r2_ep *e;
@@ -199,20 +199,8 @@ static void test_given_up_before_the_last_path_while_one_is_opened(void)
 
 /* Those that say what is known of our NICs come first: a path that is back grows for seconds, and
  * then says that its NIC works. */
-static const struct check_test tests[] = {
-    {"the_other_one_by_a_damped_nic", test_the_other_one_by_a_damped_nic},
-    {"damped_without_a_link", test_damped_without_a_link},
-    {"no_nic_has_a_say", test_no_nic_has_a_say},
-    {"given_up", test_given_up},
-    {"given_up_before_the_last_path", test_given_up_before_the_last_path},
-    {"given_up_while_one_is_opened", test_given_up_while_one_is_opened},
-    {"given_up_before_the_last_path_while_one_is_opened",
-     test_given_up_before_the_last_path_while_one_is_opened},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     remote_engine(2, remote_outlives);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -5,7 +5,7 @@
 
 /* A path that is back hands out test chunks only, and small messages do not take it either, until
  * the other side has them all. */
-static void test_proven_before_data(void)
+TEST(proven_before_data)
 {
     struct r2_msg_test m;
     struct r2_ep *back;
@@ -49,7 +49,7 @@ static void test_proven_before_data(void)
 }
 
 /* Test chunks that do not arrive end the attempt, and the next one comes. */
-static void test_unproven_is_given_up(void)
+TEST(unproven_is_given_up)
 {
     struct r2_ep *back;
 
@@ -64,7 +64,7 @@ static void test_unproven_is_given_up(void)
     remote_end(&r);
 }
 
-static void test_ramp_in_the_engine(void)
+TEST(ramp_in_the_engine)
 {
     uint32_t last = 0, now = 0;
 
@@ -88,7 +88,7 @@ static void test_ramp_in_the_engine(void)
 }
 
 /* Trouble during the ramp: it begins again. */
-static void test_trouble_in_the_ramp(void)
+TEST(trouble_in_the_ramp)
 {
     struct r2_ep *back;
     uint64_t began;
@@ -107,7 +107,7 @@ static void test_trouble_in_the_ramp(void)
     remote_end(&r);
 }
 
-static void test_suspect_and_answer(void)
+TEST(suspect_and_answer)
 {
     begin(true);
     post(MSG);
@@ -122,7 +122,7 @@ static void test_suspect_and_answer(void)
 
 /* The receiver drains its NIC: no new chunks, those under way are acknowledged, then the path is
  * closed, and not a byte is sent again. */
-static void test_drained_by_the_peer(void)
+TEST(drained_by_the_peer)
 {
     uint64_t replayed = __atomic_load_n(&r2_eng.n->replayed_bytes, __ATOMIC_RELAXED);
     struct r2_bulk b, more;
@@ -160,7 +160,7 @@ static void test_drained_by_the_peer(void)
 }
 
 /* Older word than the last, and words that do not exist, change nothing to the worse. */
-static void test_words_have_an_order(void)
+TEST(words_have_an_order)
 {
     begin(true);
     CHECK_EQ(remote_word(ep[1], 0, R2_NIC_USABLE, 1000, 9), 0);
@@ -171,7 +171,7 @@ static void test_words_have_an_order(void)
 }
 
 /* FAILED: not used, but probed; DOWN: not even tried while another path is up. */
-static void test_failed_is_probed(void)
+TEST(failed_is_probed)
 {
     struct r2_ep *next;
 
@@ -189,7 +189,7 @@ static void test_failed_is_probed(void)
 }
 
 /* The weight that the peer gives its NIC counts as one of ours. */
-static void test_weight_of_the_peer(void)
+TEST(weight_of_the_peer)
 {
     struct r2_bulk b;
 
@@ -225,7 +225,7 @@ static void damped(void)
     CHECK_EQ(health_of(0), R2_HEALTH_DAMPED);
 }
 
-static void test_damped_until_it_fades(void)
+TEST(damped_until_it_fades)
 {
     uint64_t t0;
 
@@ -236,7 +236,7 @@ static void test_damped_until_it_fades(void)
     remote_end(&r);
 }
 
-static void test_the_last_is_not_damped(void)
+TEST(the_last_is_not_damped)
 {
     damped();
     fake_fail(ep[1], ECONNRESET, false);
@@ -244,7 +244,7 @@ static void test_the_last_is_not_damped(void)
     remote_end(&r);
 }
 
-static void test_forgiven(void)
+TEST(forgiven)
 {
     struct r2_msg_nic m = {.nic = 0, .word = R2_NIC_USABLE, .forgiven = 1, .epoch = 9};
 
@@ -256,7 +256,7 @@ static void test_forgiven(void)
 }
 
 /* The accepting side: test chunks are taken, answered once all are there, and written nowhere. */
-static void test_answers_tests(void)
+TEST(answers_tests)
 {
     struct r2_msg_test m = {.bytes = 128 * KB};
     struct r2_bulk b = {.conn = R2_CONN_TEST, .len = 64 * KB, .total = 64 * KB};
@@ -293,7 +293,7 @@ static void test_answers_tests(void)
 
 /* Word about a NIC is lost with the path that it was said on: it is said again on the next one, and
  * the peer's own, which crosses it, is repeated too, and changes nothing the second time. */
-static void test_said_again(void)
+TEST(said_again)
 {
     struct r2_msg_nic m;
     struct r2_ep *next;
@@ -325,7 +325,7 @@ static void test_said_again(void)
 }
 
 /* A bulk lane that takes nothing is not proven, and neither is the path. */
-static void test_every_lane_is_proven(void)
+TEST(every_lane_is_proven)
 {
     uint32_t bytes = 0, lanes = 0;
     struct r2_msg_test m;
@@ -399,7 +399,7 @@ static void small_after_large(int retransmits)
 }
 
 /* Packets of any size get lost at random: that is no matter of the MTU. */
-static void test_loss_is_no_matter_of_packets(void)
+TEST(loss_is_no_matter_of_packets)
 {
     struct r2_ep *back;
 
@@ -413,7 +413,7 @@ static void test_loss_is_no_matter_of_packets(void)
     remote_end(&r);
 }
 
-static void test_small_packets_alone_arrive(void)
+TEST(small_packets_alone_arrive)
 {
     begin(true);
     small_after_large(0);
@@ -423,28 +423,7 @@ static void test_small_packets_alone_arrive(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"loss_is_no_matter_of_packets", test_loss_is_no_matter_of_packets},
-    {"small_packets_alone_arrive", test_small_packets_alone_arrive},
-    {"proven_before_data", test_proven_before_data},
-    {"unproven_is_given_up", test_unproven_is_given_up},
-    {"ramp_in_the_engine", test_ramp_in_the_engine},
-    {"trouble_in_the_ramp", test_trouble_in_the_ramp},
-    {"suspect_and_answer", test_suspect_and_answer},
-    {"drained_by_the_peer", test_drained_by_the_peer},
-    {"words_have_an_order", test_words_have_an_order},
-    {"failed_is_probed", test_failed_is_probed},
-    {"weight_of_the_peer", test_weight_of_the_peer},
-    {"damped_until_it_fades", test_damped_until_it_fades},
-    {"the_last_is_not_damped", test_the_last_is_not_damped},
-    {"forgiven", test_forgiven},
-    {"answers_tests", test_answers_tests},
-    {"said_again", test_said_again},
-    {"every_lane_is_proven", test_every_lane_is_proven},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
-    return bed_main(argc, argv, tests);
+    return bed_main(argc, argv);
 }

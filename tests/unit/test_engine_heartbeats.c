@@ -62,7 +62,7 @@ static void use(int nic, struct r2_bulk *b)
     CHECK(fake_chunk_sent(ep[nic], b));
 }
 
-static void test_calm_paths_are_asked_seldom(void)
+TEST(calm_paths_are_asked_seldom)
 {
     struct r2_bulk b;
     uint64_t n;
@@ -82,7 +82,7 @@ static void test_calm_paths_are_asked_seldom(void)
 }
 
 /* Frames count as well: what they say may be lost. */
-static void test_frames_count(void)
+TEST(frames_count)
 {
     struct r2_msg_close m = {.conn = 99};
     uint64_t n;
@@ -109,7 +109,7 @@ static bool together(void)
 }
 
 /* Paths that nothing is under way on are asked together, however their turns lay before. */
-static void test_calm_paths_go_together(void)
+TEST(calm_paths_go_together)
 {
     struct r2_bulk b;
 
@@ -129,7 +129,7 @@ static void test_calm_paths_go_together(void)
 
 /* The path in use goes silent; the other one, last asked a while ago, is asked now, and its answer
  * lets the verdict fall long before its own turn. */
-static void test_silence_in_use(void)
+TEST(silence_in_use)
 {
     struct r2_bulk b;
     uint64_t from;
@@ -147,7 +147,7 @@ static void test_silence_in_use(void)
 
 /* A path goes silent while nothing is on it, just after it was asked. From the moment when it is
  * given something its silence is judged at the pace of paths in use, not when its turn comes. */
-static void test_silent_before_it_is_used(void)
+TEST(silent_before_it_is_used)
 {
     struct r2_bulk b;
     uint64_t n, from;
@@ -169,7 +169,7 @@ static void test_silent_before_it_is_used(void)
 
 /* Both go silent at once. The answer that the calm one gave before is no proof that the peer is
  * there: no path is failed for it, and the peer is suspect. */
-static void test_old_answers_prove_nothing(void)
+TEST(old_answers_prove_nothing)
 {
     struct r2_bulk b;
 
@@ -193,16 +193,6 @@ static void test_old_answers_prove_nothing(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"calm_paths_are_asked_seldom", test_calm_paths_are_asked_seldom},
-    {"frames_count", test_frames_count},
-    {"calm_paths_go_together", test_calm_paths_go_together},
-    {"silence_in_use", test_silence_in_use},
-    {"silent_before_it_is_used", test_silent_before_it_is_used},
-    {"old_answers_prove_nothing", test_old_answers_prove_nothing},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_HEARTBEAT",
@@ -218,5 +208,5 @@ int main(int argc, char **argv)
     data = calloc(1, MSG);
     CHECK(data);
     remote_engine(2, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -74,7 +74,7 @@ static void one(struct r2_path *path, enum r2_health_state s, enum r2_health_eve
         CHECK_STR(seg->paths[path->shown.row].cause, cause);
 }
 
-static void test_every_change(void)
+TEST(every_change)
 {
     struct r2_path *path;
 
@@ -110,7 +110,7 @@ static int told_as(uint64_t from, enum r2_seg_event event, struct r2_seg_journal
 }
 
 /* Who leaves closes many: the first are told, and then that there are more. */
-static void test_many_are_closed(void)
+TEST(many_are_closed)
 {
     const struct r2_segment *seg = r2_eng.ctl->seg;
     struct r2_seg_journal_entry last = {0};
@@ -135,7 +135,7 @@ static void test_many_are_closed(void)
 }
 
 /* A path that was up and has ended in order is no path that nobody ever reached. */
-static void test_closed_is_not_unreached(void)
+TEST(closed_is_not_unreached)
 {
     const struct r2_segment *seg = r2_eng.ctl->seg;
     enum r2_path_state was;
@@ -179,7 +179,7 @@ static uint32_t shown(struct r2_path *path)
 }
 
 /* Attempts of the other side, which knows whether it tries again. */
-static void test_others_attempts(void)
+TEST(others_attempts)
 {
     struct r2_path *path;
     struct r2_ep *ep;
@@ -203,7 +203,7 @@ static void test_others_attempts(void)
 
 /* A cause stays while a failed path is tried in vain, and while a pair that was never up becomes a
  * spare. */
-static void test_causes_stay(void)
+TEST(causes_stay)
 {
     const struct r2_segment *seg = r2_eng.ctl->seg;
     struct r2_path *path;
@@ -264,7 +264,7 @@ static void doubt(int nic, bool begins)
 
 /* A NIC comes into doubt and out of it: both are told, with their causes, and are the row's. One
  * that does so all the time is told of 64 times and then once a minute. */
-static void test_doubts_end(void)
+TEST(doubts_end)
 {
     const struct r2_segment *seg = r2_eng.ctl->seg;
     int census[R2_CENSUSES];
@@ -307,7 +307,7 @@ static bool in_flight(const struct r2_path *path, bool some)
 
 /* What a path that has ended had under way is shown as long as it is not sent again: until the
  * receiver has confirmed that no more of it can come. */
-static void test_unconfirmed_bytes(void)
+TEST(unconfirmed_bytes)
 {
     static uint8_t data[65536];
     struct r2_ep *a, *b;
@@ -334,21 +334,10 @@ static void test_unconfirmed_bytes(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"every_change", test_every_change},
-    {"many_are_closed", test_many_are_closed},
-    {"closed_is_not_unreached", test_closed_is_not_unreached},
-    {"others_attempts", test_others_attempts},
-    {"causes_stay", test_causes_stay},
-    {"doubts_end", test_doubts_end},
-    {"unconfirmed_bytes", test_unconfirmed_bytes},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_GREY", "0", NULL};
 
     remote_engine(2, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -58,7 +58,7 @@ static void begin(bool out)
     CHECK_EQ(r2_engine_reg(r.conn, data, sizeof(data), 1, &mr), 0);
 }
 
-static void test_cts_carries_keys(void)
+TEST(cts_carries_keys)
 {
     struct {
         struct r2_msg_cts m;
@@ -79,7 +79,7 @@ static void test_cts_carries_keys(void)
     remote_end(&r);
 }
 
-static void test_chunks_carry_keys(void)
+TEST(chunks_carry_keys)
 {
     struct r2_ep *a, *b;
     struct r2_req *req;
@@ -99,7 +99,7 @@ static void test_chunks_carry_keys(void)
 }
 
 /* A NIC that could not register the memory, on either side, is no path for it. */
-static void test_no_key_no_path(void)
+TEST(no_key_no_path)
 {
     struct r2_ep *a, *b;
     struct r2_req *req;
@@ -132,7 +132,7 @@ static void test_no_key_no_path(void)
 }
 
 /* Memory that no NIC can reach goes through sockets, though queue pairs are up. */
-static void test_stranded_memory(void)
+TEST(stranded_memory)
 {
     struct r2_ep *a, *tcp;
     struct r2_req *req;
@@ -158,7 +158,7 @@ static void test_stranded_memory(void)
 }
 
 /* All queue pairs fail: sockets stand in. One comes back: sockets stand by. */
-static void test_last_resort_and_back(void)
+TEST(last_resort_and_back)
 {
     struct r2_ep *a, *b, *tcp, *again;
     struct r2_req *req;
@@ -200,7 +200,7 @@ static void test_last_resort_and_back(void)
 }
 
 /* The receiver says FENCED only when the transport has confirmed it. */
-static void test_unconfirmed_fence(void)
+TEST(unconfirmed_fence)
 {
     struct r2_msg_path m;
     struct r2_ep *a, *b;
@@ -224,7 +224,7 @@ static void test_unconfirmed_fence(void)
 
 /* FENCED speaks for all generations up to its own, so an older one that is not confirmed holds it
  * back. */
-static void test_fence_of_older(void)
+TEST(fence_of_older)
 {
     struct r2_ep *a, *b, *newer;
     struct r2_msg_path m = {0};
@@ -283,7 +283,7 @@ static void fenced_up_to(struct r2_ep *via, uint32_t gen)
 }
 
 /* The word that is about the endpoint itself comes last. */
-static void test_older_down_unconfirmed(void)
+TEST(older_down_unconfirmed)
 {
     struct r2_ep *a, *b;
     struct r2_msg_path m;
@@ -301,7 +301,7 @@ static void test_older_down_unconfirmed(void)
 }
 
 /* The path's next life ends, and that is confirmed, before the end of this one is. */
-static void test_next_life_ends_first(void)
+TEST(next_life_ends_first)
 {
     struct r2_ep *a, *b, *newer;
     struct r2_msg_path m;
@@ -319,7 +319,7 @@ static void test_next_life_ends_first(void)
 }
 
 /* Memory of a message that may still be written: the transport is told so. */
-static void test_detach_of_cleared(void)
+TEST(detach_of_cleared)
 {
     struct r2_req *req = NULL;
     struct r2_ep *a;
@@ -336,7 +336,7 @@ static void test_detach_of_cleared(void)
 /* What a path had written when it was fenced was never heard of, and may be on its way to the
  * device still, over bytes that are newer: its NIC flushes, too, before the next message is shown.
  */
-static void test_fenced_path_flushes(void)
+TEST(fenced_path_flushes)
 {
     struct r2_req *req = NULL, *flush = NULL;
     struct r2_ep *lost, *left;
@@ -395,7 +395,7 @@ static void fence(struct r2_ep *lost, struct r2_ep *left)
 
 /* What a fenced path wrote and did not tell of is for connections that wait for bytes of a device,
  * and for no others: they would pay a flush for each NIC that failed. */
-static void test_fence_marks_who_waits(void)
+TEST(fence_marks_who_waits)
 {
     struct r2_conn *waits, *host, *idle;
     struct r2_mr *device_mr, *host_mr, *idle_mr;
@@ -427,27 +427,6 @@ static void test_fence_marks_who_waits(void)
     remote_end(&r);
 }
 
-/* Bytes that came through a socket were written by a thread, and no NIC has to show them. */
-static void test_fenced_socket_does_not_flush(void)
-{
-    struct r2_req *req = NULL;
-    struct r2_ep *left, *socket;
-
-    begin(false);
-    left = remote_via(&r, 0, R2_VIA_VERBS, REMOTE_WAIT_MS);
-    CHECK(left);
-    fake_offers = 0;
-    socket = remote_path(&r, 1, r.gen);
-    fake_offers = R2_OFFER_ROCE;
-    CHECK(socket && socket->params.transport == R2_VIA_TCP);
-    mr->device = true;
-    CHECK_EQ(r2_engine_irecv(r.conn, data, MSG, 0, mr, &req), 0);
-    fence(socket, left);
-    flushes(r.conn, mr, 0);
-    r2_engine_dereg(r.conn, mr);
-    remote_end(&r);
-}
-
 static bool alone_within(struct r2_ep *ep, int ms)
 {
     for (int t = 0; t < ms && !fake_alone(ep); t++)
@@ -457,7 +436,7 @@ static bool alone_within(struct r2_ep *ep, int ms)
 
 /* Which path is the last one that could carry what this one does: not while there is another one
  * that is up; sockets are none where there is memory that they do not carry. */
-static void test_alone(void)
+TEST(alone)
 {
     struct r2_ep *a, *b, *socket;
 
@@ -483,23 +462,26 @@ static void test_alone(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"cts_carries_keys", test_cts_carries_keys},
-    {"chunks_carry_keys", test_chunks_carry_keys},
-    {"no_key_no_path", test_no_key_no_path},
-    {"stranded_memory", test_stranded_memory},
-    {"last_resort_and_back", test_last_resort_and_back},
-    {"unconfirmed_fence", test_unconfirmed_fence},
-    {"fence_of_older", test_fence_of_older},
-    {"older_down_unconfirmed", test_older_down_unconfirmed},
-    {"next_life_ends_first", test_next_life_ends_first},
-    {"detach_of_cleared", test_detach_of_cleared},
-    {"fenced_path_flushes", test_fenced_path_flushes},
-    {"fence_marks_who_waits", test_fence_marks_who_waits},
-    {"alone", test_alone},
-    {"fenced_socket_does_not_flush", test_fenced_socket_does_not_flush},
-    {0},
-};
+/* Bytes that came through a socket were written by a thread, and no NIC has to show them. */
+TEST(fenced_socket_does_not_flush)
+{
+    struct r2_req *req = NULL;
+    struct r2_ep *left, *socket;
+
+    begin(false);
+    left = remote_via(&r, 0, R2_VIA_VERBS, REMOTE_WAIT_MS);
+    CHECK(left);
+    fake_offers = 0;
+    socket = remote_path(&r, 1, r.gen);
+    fake_offers = R2_OFFER_ROCE;
+    CHECK(socket && socket->params.transport == R2_VIA_TCP);
+    mr->device = true;
+    CHECK_EQ(r2_engine_irecv(r.conn, data, MSG, 0, mr, &req), 0);
+    fence(socket, left);
+    flushes(r.conn, mr, 0);
+    r2_engine_dereg(r.conn, mr);
+    remote_end(&r);
+}
 
 int main(int argc, char **argv)
 {
@@ -508,5 +490,5 @@ int main(int argc, char **argv)
     fake_offers = R2_OFFER_ROCE;
     remote_engine(2, env);
     r2_eng.device_memory = true; /* before its threads have anything to read it for */
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

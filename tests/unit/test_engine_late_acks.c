@@ -53,7 +53,7 @@ static void said_soon(void)
     CHECK(!unsaid);
 }
 
-static void test_done_before_it_is_said(void)
+TEST(done_before_it_is_said)
 {
     struct r2_msg_ack m;
     struct r2_req *req;
@@ -77,7 +77,7 @@ static void test_done_before_it_is_said(void)
     remote_end(&r);
 }
 
-static void test_all_are_said(void)
+TEST(all_are_said)
 {
     begin(1);
     for (uint64_t s = 0; s < 100; s++) {
@@ -94,7 +94,7 @@ static void test_all_are_said(void)
     remote_end(&r);
 }
 
-static void test_stashed(void)
+TEST(stashed)
 {
     struct r2_req *req;
 
@@ -109,7 +109,7 @@ static void test_stashed(void)
 
 /* One that overtook another is not done before it: after a loss its place has to be said again, or
  * it would be sent again. */
-static void test_overtaking(void)
+TEST(overtaking)
 {
     struct {
         struct r2_msg_ack m;
@@ -147,7 +147,7 @@ static void test_overtaking(void)
 
 /* What an exit waits for: from the moment that a receive is done until the kernel has what says so,
  * or there is no way to say it. */
-static void test_unsaid(void)
+TEST(unsaid)
 {
     struct r2_req *req;
 
@@ -174,7 +174,7 @@ static void test_unsaid(void)
 }
 
 /* A credit that waits for company is nothing that an exit owes anybody. */
-static void test_held(void)
+TEST(held)
 {
     struct r2_msg_cts cts = {0};
     struct r2_path *path;
@@ -205,7 +205,7 @@ static void test_held(void)
 }
 
 /* Closing says what has not been said. */
-static void test_close_says_it(void)
+TEST(close_says_it)
 {
     struct r2_msg_close m;
     struct r2_req *req;
@@ -224,21 +224,10 @@ static void test_close_says_it(void)
     fake_forget(r.id);
 }
 
-static const struct check_test tests[] = {
-    {"done_before_it_is_said", test_done_before_it_is_said},
-    {"all_are_said", test_all_are_said},
-    {"stashed", test_stashed},
-    {"overtaking", test_overtaking},
-    {"unsaid", test_unsaid},
-    {"held", test_held},
-    {"close_says_it", test_close_says_it},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_RAMP", "0", "R2CCL_IO_THREADS", "2", NULL};
 
     remote_engine(2, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

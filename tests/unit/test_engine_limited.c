@@ -97,7 +97,7 @@ static void all_came(const struct r2_bulk *c)
     still_slow();
 }
 
-static void test_full_and_slow(void)
+TEST(full_and_slow)
 {
     struct r2_bulk c;
     int n;
@@ -114,7 +114,7 @@ static void test_full_and_slow(void)
 
 /* What is not known yet limits nobody, nor does a path that is to run empty for its round trip, or
  * that still has bytes which came another way. */
-static void test_not_known_yet(void)
+TEST(not_known_yet)
 {
     struct r2_bulk c;
     int n;
@@ -137,7 +137,7 @@ static void test_not_known_yet(void)
 }
 
 /* It was full, then took all there was: what comes later is not marked. */
-static void test_was_full(void)
+TEST(was_full)
 {
     struct r2_bulk c;
     uint64_t sum = 0;
@@ -164,6 +164,18 @@ static void test_was_full(void)
     remote_end(&r);
 }
 
+/* It takes all there is: what it waits for is the application. */
+TEST(nothing_waits)
+{
+    struct r2_bulk c;
+    int n;
+
+    start(1, (const uint64_t[]){MIDDLE}, 1);
+    CHECK_EQ(fill(&c, &n) & R2_BULK_LIMITED, 0);
+    CHECK(!limited());
+    remote_end(&r);
+}
+
 static void under_way(struct r2_ep *ep, uint64_t bytes, bool ends)
 {
     struct r2_path *path = ep->params.owner;
@@ -180,7 +192,7 @@ static void under_way(struct r2_ep *ep, uint64_t bytes, bool ends)
 /* Less waits than all have room for: who has least under way is asked, whatever its number; else
  * the last of many NICs would never carry anything. Once more where this thread lost its core for
  * so long that what is under way seems overdue. */
-static void test_emptiest_is_asked(void)
+TEST(emptiest_is_asked)
 {
     static const uint64_t had[] = {8 * LEN, LEN / 4, LEN / 8}; /* that of home is full */
     bool asked = false;
@@ -209,7 +221,7 @@ static void test_emptiest_is_asked(void)
 
 /* One of which nothing is known comes before all, even with a higher number than one that is idle.
  */
-static void test_unknown_is_asked(void)
+TEST(unknown_is_asked)
 {
     struct r2_ep *idle, *unknown;
     int kicks[2];
@@ -228,20 +240,8 @@ static void test_unknown_is_asked(void)
     remote_end(&r);
 }
 
-/* It takes all there is: what it waits for is the application. */
-static void test_nothing_waits(void)
-{
-    struct r2_bulk c;
-    int n;
-
-    start(1, (const uint64_t[]){MIDDLE}, 1);
-    CHECK_EQ(fill(&c, &n) & R2_BULK_LIMITED, 0);
-    CHECK(!limited());
-    remote_end(&r);
-}
-
 /* A fast one, one of which little is known, and so many that one thread could not carry them. */
-static void test_others_are_not_slow(void)
+TEST(others_are_not_slow)
 {
     static const uint64_t beds[][3] = {
         {SLOW, FAST, 0}, {SLOW, 0, 0}, {MIDDLE, MIDDLE, MIDDLE}, {FAST, SLOW, 0}};
@@ -292,7 +292,7 @@ static uint32_t next_flags(struct r2_bulk *c)
 
 /* A path that was full: once its rate is known to be higher, or nothing of it is known, as of a new
  * generation, its chunks are not marked, though more waits all the time. */
-static void test_not_any_more(void)
+TEST(not_any_more)
 {
     for (int i = 0; i < 2; i++) {
         struct r2_path *path;
@@ -316,7 +316,7 @@ static void test_not_any_more(void)
 }
 
 /* Where callers may not help nobody would stand in: threads go on polling. */
-static void test_no_help(void)
+TEST(no_help)
 {
     struct r2_bulk c;
     int n;
@@ -360,13 +360,13 @@ static void fast_nic(void)
 
 static int fast_nic_status;
 
-static void test_fast_nic(void)
+TEST(fast_nic)
 {
     CHECK_EQ(fast_nic_status, 0);
 }
 
 /* By the receiver: what the sender marked. */
-static void test_marked(void)
+TEST(marked)
 {
     struct r2_req *req = NULL;
     uint64_t said;
@@ -400,21 +400,6 @@ static void test_marked(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"full_and_slow", test_full_and_slow},
-    {"not_known_yet", test_not_known_yet},
-    {"was_full", test_was_full},
-    {"nothing_waits", test_nothing_waits},
-    {"emptiest_is_asked", test_emptiest_is_asked},
-    {"unknown_is_asked", test_unknown_is_asked},
-    {"others_are_not_slow", test_others_are_not_slow},
-    {"not_any_more", test_not_any_more},
-    {"no_help", test_no_help},
-    {"fast_nic", test_fast_nic},
-    {"marked", test_marked},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     pid_t pid = fork();
@@ -427,5 +412,5 @@ int main(int argc, char **argv)
     }
     CHECK_EQ(waitpid(pid, &fast_nic_status, 0), pid);
     remote_engine(3, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

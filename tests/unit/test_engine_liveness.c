@@ -4,7 +4,7 @@
 #include "liveness_bed.h"
 
 /* A listener that is not there in one moment, and is in the next. */
-static void test_one_refusal(void)
+TEST(one_refusal)
 {
     for (int out = 0; out < 2; out++) {
         lose(out, 2);
@@ -19,7 +19,7 @@ static void test_one_refusal(void)
 
 /* A process that is gone: its host refuses at every NIC, and goes on to. Another process that has
  * its address is as good. */
-static void test_process_is_gone(void)
+TEST(process_is_gone)
 {
     static const int how[] = {ECONNREFUSED, ESRCH};
 
@@ -39,7 +39,7 @@ static void test_process_is_gone(void)
 
 /* One NIC refuses, the other neither refuses nor answers: the process may listen there. Not for
  * ever, for that one may be dead. */
-static void test_the_other_one_is_silent(void)
+TEST(the_other_one_is_silent)
 {
     for (int out = 0; out < 2; out++) {
         uint64_t t0;
@@ -58,7 +58,7 @@ static void test_the_other_one_is_silent(void)
 
 /* It has refused once, in the moment in which its interface was made anew, and listens again by the
  * next attempt, which may be out for longer than the other one has to refuse. */
-static void test_the_other_one_refused_once(void)
+TEST(the_other_one_refused_once)
 {
     for (int out = 0; out < 2; out++) {
         uint64_t t0;
@@ -77,7 +77,7 @@ static void test_the_other_one_refused_once(void)
 }
 
 /* It was silent, and refuses for the first time: its interface is just coming back. */
-static void test_the_other_one_comes_back(void)
+TEST(the_other_one_comes_back)
 {
     for (int out = 0; out < 2; out++) {
         uint64_t t0, refused;
@@ -103,7 +103,7 @@ static void test_the_other_one_comes_back(void)
 
 /* S: one NIC refuses; behind the other the process answers that it wants no path there, for an
  * operator has drained it or it knows a newer one: it lives. */
-static void test_the_other_one_wants_none(void)
+TEST(the_other_one_wants_none)
 {
     int rc;
 
@@ -115,8 +115,25 @@ static void test_the_other_one_wants_none(void)
     remote_end(&r);
 }
 
+/* The same, whatever becomes of the attempt or question after the process has answered it. */
+TEST(the_other_one_answers)
+{
+    for (int out = 0; out < 2; out++) {
+        int rc;
+
+        lose(out, 2);
+        speaks = true;
+        CHECK_GE(answer((int[2]){ECONNREFUSED, out ? ENOMEM : EACCES}, 4000, &rc), 4);
+        speaks = false;
+        CHECK_EQ(rc, 0);
+        CHECK_GE(refuse(3, ECONNREFUSED, 5000, &rc), 2);
+        CHECK_EQ(rc, -ECONNRESET);
+        remote_end(&r);
+    }
+}
+
 /* ... unless it is known to be down, and has no say. */
-static void test_the_other_one_is_down(void)
+TEST(the_other_one_is_down)
 {
     uint64_t took = UINT64_MAX;
 
@@ -140,7 +157,7 @@ static void test_the_other_one_is_down(void)
 
 /* NICs that have no say: one over which the process never was met, one that the peer calls down. A
  * host may answer there for another of its NICs, where nobody listens. */
-static void test_refused_elsewhere(void)
+TEST(refused_elsewhere)
 {
     int rc;
 
@@ -160,7 +177,7 @@ static void test_refused_elsewhere(void)
 
 /* One NIC refuses, the kernel behind the other takes connections: a process that is stopped, and
  * one of whose interfaces was made anew. */
-static void test_the_other_one_listens(void)
+TEST(the_other_one_listens)
 {
     for (int out = 0; out < 2; out++) {
         struct r2_ep *e = NULL;
@@ -186,7 +203,7 @@ static void test_the_other_one_listens(void)
 /* The process is known to be gone while another NIC's question is still out: that one ends as well,
  * though nobody needs its answer, and the peer is forgotten. Where the last refusal finds no other
  * question out, once more. */
-static void test_gone_while_one_asks(void)
+TEST(gone_while_one_asks)
 {
     bool out = false;
 
@@ -211,7 +228,7 @@ static void test_gone_while_one_asks(void)
 }
 
 /* Once the process has answered, what was refused before proves nothing. */
-static void test_answers_between(void)
+TEST(answers_between)
 {
     for (int out = 0; out < 2; out++) {
         lose(out, 1);
@@ -229,7 +246,7 @@ static void test_answers_between(void)
 }
 
 /* What was refused while another path was up says nothing about the time after it. */
-static void test_refused_before_the_loss(void)
+TEST(refused_before_the_loss)
 {
     int rc;
 
@@ -245,7 +262,7 @@ static void test_refused_before_the_loss(void)
 }
 
 /* R: one NIC is left that has met both of the peer's: each of them is asked. */
-static void test_every_nic_is_asked(void)
+TEST(every_nic_is_asked)
 {
     struct r2_ep *e = NULL;
 
@@ -264,7 +281,7 @@ static void test_every_nic_is_asked(void)
 
 /* R: the same. One of the peer's NICs has refused, and again when a moment was over, the other one
  * is silent: the first goes on being asked, and so the process is found to be gone. */
-static void test_silence_of_one_keeps_no_other(void)
+TEST(silence_of_one_keeps_no_other)
 {
     struct r2_liveness *a;
     uint64_t now;
@@ -285,7 +302,7 @@ static void test_silence_of_one_keeps_no_other(void)
 
 /* Refusals that went on, and then none for longer than they are remembered: no proof, whatever has
  * changed since about who can have a say. */
-static void test_old_refusals_prove_nothing(void)
+TEST(old_refusals_prove_nothing)
 {
     struct r2_liveness *a;
     uint64_t now;
@@ -303,7 +320,7 @@ static void test_old_refusals_prove_nothing(void)
 
 /* Over a network that takes long, or loses the first packets, an answer comes after seconds: some
  * questions are waited for, and do not keep the others from being asked. */
-static void test_some_questions_are_patient(void)
+TEST(some_questions_are_patient)
 {
     struct r2_ep *out[2] = {NULL, NULL};
     uint64_t since[2] = {0, 0}, longest = 0, end;
@@ -332,26 +349,9 @@ static void test_some_questions_are_patient(void)
     remote_end(&r);
 }
 
-/* The same, whatever becomes of the attempt or question after the process has answered it. */
-static void test_the_other_one_answers(void)
-{
-    for (int out = 0; out < 2; out++) {
-        int rc;
-
-        lose(out, 2);
-        speaks = true;
-        CHECK_GE(answer((int[2]){ECONNREFUSED, out ? ENOMEM : EACCES}, 4000, &rc), 4);
-        speaks = false;
-        CHECK_EQ(rc, 0);
-        CHECK_GE(refuse(3, ECONNREFUSED, 5000, &rc), 2);
-        CHECK_EQ(rc, -ECONNRESET);
-        remote_end(&r);
-    }
-}
-
 /* R: one NIC is left that has met both of the peer's. While one of them is given time, the other is
  * asked. */
-static void test_patience_keeps_no_other(void)
+TEST(patience_keeps_no_other)
 {
     struct r2_ep *was = NULL;
     uint64_t since = 0, end;
@@ -377,7 +377,7 @@ static void test_patience_keeps_no_other(void)
 
 /* R: refusals of one NIC have gone on, and another is being given time to answer: it is waited for,
  * and heard. */
-static void test_the_patient_one_is_waited_for(void)
+TEST(the_patient_one_is_waited_for)
 {
     bool heard = false;
 
@@ -415,31 +415,8 @@ static void test_the_patient_one_is_waited_for(void)
     CHECK(heard);
 }
 
-static const struct check_test tests[] = {
-    {"one_refusal", test_one_refusal},
-    {"process_is_gone", test_process_is_gone},
-    {"the_other_one_is_silent", test_the_other_one_is_silent},
-    {"the_other_one_refused_once", test_the_other_one_refused_once},
-    {"the_other_one_comes_back", test_the_other_one_comes_back},
-    {"the_other_one_wants_none", test_the_other_one_wants_none},
-    {"the_other_one_answers", test_the_other_one_answers},
-    {"the_other_one_is_down", test_the_other_one_is_down},
-    {"refused_elsewhere", test_refused_elsewhere},
-    {"the_other_one_listens", test_the_other_one_listens},
-    {"gone_while_one_asks", test_gone_while_one_asks},
-    {"answers_between", test_answers_between},
-    {"refused_before_the_loss", test_refused_before_the_loss},
-    {"every_nic_is_asked", test_every_nic_is_asked},
-    {"silence_of_one_keeps_no_other", test_silence_of_one_keeps_no_other},
-    {"old_refusals_prove_nothing", test_old_refusals_prove_nothing},
-    {"some_questions_are_patient", test_some_questions_are_patient},
-    {"patience_keeps_no_other", test_patience_keeps_no_other},
-    {"the_patient_one_is_waited_for", test_the_patient_one_is_waited_for},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     remote_engine(2, remote_outlives);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

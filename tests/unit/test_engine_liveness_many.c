@@ -47,7 +47,7 @@ static int questions(int nic, struct r2_ep **last)
 
 /* Each has to refuse twice, and a silent one is waited for: one after the other they would take
  * seconds. Before the first refusal one at a time is enough. */
-static void test_all_are_asked_at_once(void)
+TEST(all_are_asked_at_once)
 {
     struct r2_ep *e = NULL;
     int most = 0;
@@ -70,7 +70,7 @@ static void test_all_are_asked_at_once(void)
 }
 
 /* All refuse: it is gone. */
-static void test_all_refuse(void)
+TEST(all_refuse)
 {
     int rc = 0, refused = 0;
 
@@ -91,7 +91,7 @@ static void test_all_refuse(void)
 
 /* S: a process that was never reached. Its host refuses once at each NIC and is silent then: a
  * firewall, say, whose rules come late. Attempts that nobody answers are no refusals. */
-static void test_refused_once_then_silent(void)
+TEST(refused_once_then_silent)
 {
     bool refused[NICS] = {false};
     struct r2_conn *conn = NULL;
@@ -119,15 +119,8 @@ static void test_refused_once_then_silent(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"all_are_asked_at_once", test_all_are_asked_at_once},
-    {"all_refuse", test_all_refuse},
-    {"refused_once_then_silent", test_refused_once_then_silent},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     remote_engine(NICS, remote_outlives);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -20,7 +20,7 @@ int sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
     return 0;
 }
 
-static void test_heard_at_the_start(void)
+TEST(heard_at_the_start)
 {
     bed_listen();
     CHECK_GE(r2_io_count(), 4);
@@ -29,16 +29,11 @@ static void test_heard_at_the_start(void)
     end();
 }
 
-static const struct check_test tests[] = {
-    {"heard_at_the_start", test_heard_at_the_start},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     setenv("R2CCL_NICS", "127.0.1.1", 1);
     setenv("R2CCL_LOG", "none", 1);
     setenv("LOCAL_WORLD_SIZE", "1000", 1);
     unsetenv("WORLD_SIZE");
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

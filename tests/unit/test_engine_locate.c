@@ -152,7 +152,7 @@ static struct r2_wire_addr own(int nic)
 }
 
 /* x's NIC 0: our NIC 0 still reaches y, x's NIC 0 is silent to y as well. */
-static void test_remote_nic(void)
+TEST(remote_nic)
 {
     struct r2_msg_probe q, w;
     struct r2_msg_verdict v;
@@ -178,7 +178,7 @@ static void test_remote_nic(void)
 
 /* Our NIC 0: silent to both, and they reach each other. It fails for all peers at once, all are
  * told, and it comes back when somebody answers. */
-static void test_local_nic(void)
+TEST(local_nic)
 {
     struct r2_msg_probe q;
 
@@ -198,7 +198,7 @@ static void test_local_nic(void)
 }
 
 /* It works again by the time it is asked: nobody is blamed, nobody is told. */
-static void test_transient(void)
+TEST(transient)
 {
     struct r2_msg_verdict v;
     uint64_t before = __atomic_load_n(&r2_eng.n->verdicts, __ATOMIC_RELAXED);
@@ -214,7 +214,7 @@ static void test_transient(void)
 }
 
 /* Whatever x claims: our NIC answered a probe of ours, so it is not to blame. */
-static void test_liar(void)
+TEST(liar)
 {
     struct r2_msg_probe q;
 
@@ -229,7 +229,7 @@ static void test_liar(void)
 }
 
 /* Many paths of one NIC fail together, to several processes: one round. */
-static void test_one_round(void)
+TEST(one_round)
 {
     uint64_t before = __atomic_load_n(&r2_eng.n->locate_rounds, __ATOMIC_RELAXED);
 
@@ -244,7 +244,7 @@ static void test_one_round(void)
 /* A process that is gone, or that no path reaches, starts no round (invariant "silence is not
  * failure"). Its paths fail at once: where the machine let time pass in between, the first ones
  * rightly start one, and it is tried again. */
-static void test_no_path_left(void)
+TEST(no_path_left)
 {
     struct r2_ep *eps[NICS];
     uint64_t before, begun;
@@ -307,7 +307,7 @@ static enum r2_seen outcome(const struct r2_wire_seen *seen, uint32_t n, struct 
 }
 
 /* As the other end: from the NIC in question to the asker and to a third node. */
-static void test_asked(void)
+TEST(asked)
 {
     struct r2_wire_seen seen[R2_WIRE_MAX_SEEN];
     uint32_t n = 0;
@@ -325,7 +325,7 @@ static void test_asked(void)
 }
 
 /* As a third node: both ends. */
-static void test_witness(void)
+TEST(witness)
 {
     struct r2_wire_seen seen[R2_WIRE_MAX_SEEN];
     uint32_t n = 0;
@@ -345,7 +345,7 @@ static void test_witness(void)
 }
 
 /* A peer that asks without pause costs a bounded number of probes. */
-static void test_flood(void)
+TEST(flood)
 {
     int before, after;
 
@@ -371,7 +371,7 @@ static void hint(struct remote *r, int via, struct r2_wire_addr nic)
     CHECK_EQ(fake_ctrl(path_of(r, via), R2_F_VERDICT, &m, sizeof(m)), 0);
 }
 
-static void test_hint_answered(void)
+TEST(hint_answered)
 {
     begin();
     hint(&y, 1, remote_addr(&x, 0));
@@ -385,7 +385,7 @@ static void test_hint_answered(void)
     end();
 }
 
-static void test_hint_confirmed(void)
+TEST(hint_confirmed)
 {
     struct r2_ep *a;
 
@@ -400,7 +400,7 @@ static void test_hint_confirmed(void)
 
 /* A NIC of ours that carries nothing new as it is: a hint about it is no news, and a drain is not
  * turned into a failure. */
-static void test_hint_about_a_drained_nic(void)
+TEST(hint_about_a_drained_nic)
 {
     uint64_t hints;
     struct r2_bulk c;
@@ -429,7 +429,7 @@ static void test_hint_about_a_drained_nic(void)
 /* ---- what two ends tell each other */
 
 /* The path that carries the word breaks before it is sent: it is said again on another one. */
-static void test_word_lost(void)
+TEST(word_lost)
 {
     begin();
     r2_nicstate_located(0, UINT64_MAX, "a test", r2_now_ns());
@@ -442,7 +442,7 @@ static void test_word_lost(void)
     end();
 }
 
-static void test_good_word_lost(void)
+TEST(good_word_lost)
 {
     begin();
     r2_nicstate_located(0, UINT64_MAX, "a test", r2_now_ns());
@@ -459,7 +459,7 @@ static void test_good_word_lost(void)
 
 /* One side is blind: the word of the other is enough, over any living path, in either direction,
  * and saying it twice or late changes nothing. */
-static void test_one_side_blind(void)
+TEST(one_side_blind)
 {
     struct r2_ep *a, *b, *again;
 
@@ -489,7 +489,7 @@ static void test_one_side_blind(void)
 }
 
 /* Both sides at the same instant: DOWN crosses FENCED, and each comes twice. */
-static void test_both_at_once(void)
+TEST(both_at_once)
 {
     struct r2_msg_path m;
     struct r2_ep *a, *b;
@@ -515,7 +515,7 @@ static void test_both_at_once(void)
 }
 
 /* Words about one NIC overtake each other on different paths: the newest epoch stands. */
-static void test_words_reordered(void)
+TEST(words_reordered)
 {
     struct r2_ep *a;
 
@@ -537,27 +537,6 @@ static void test_words_reordered(void)
     end();
 }
 
-static const struct check_test tests[] = {
-    {"remote_nic", test_remote_nic},
-    {"local_nic", test_local_nic},
-    {"transient", test_transient},
-    {"liar", test_liar},
-    {"one_round", test_one_round},
-    {"no_path_left", test_no_path_left},
-    {"asked", test_asked},
-    {"witness", test_witness},
-    {"flood", test_flood},
-    {"hint_answered", test_hint_answered},
-    {"hint_confirmed", test_hint_confirmed},
-    {"hint_about_a_drained_nic", test_hint_about_a_drained_nic},
-    {"word_lost", test_word_lost},
-    {"good_word_lost", test_good_word_lost},
-    {"one_side_blind", test_one_side_blind},
-    {"both_at_once", test_both_at_once},
-    {"words_reordered", test_words_reordered},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_NO_PATH_TIMEOUT",
@@ -573,5 +552,5 @@ int main(int argc, char **argv)
                                       NULL};
 
     remote_engine(NICS, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -135,30 +135,23 @@ static void away(int nics, uint64_t cap, int attempts)
     remote_end(&r);
 }
 
-/* Two paths, an hour of attempts: about four thousand of each. */
-static void test_an_hour_later(void)
-{
-    away(2, CAP_NS, 0);
-}
-
-static void test_hundreds(void)
+TEST(hundreds)
 {
     away(1, CAP_NS, HUNDREDS);
 }
 
+/* Two paths, an hour of attempts: about four thousand of each. */
+TEST(an_hour_later)
+{
+    away(2, CAP_NS, 0);
+}
+
 /* No path is left: the best pair of each NIC is tried more often, for as long as it is waited for.
  */
-static void test_none_left(void)
+TEST(none_left)
 {
     away(NICS, NONE_LEFT_NS, 3 * HUNDREDS);
 }
-
-static const struct check_test tests[] = {
-    {"hundreds", test_hundreds},
-    {"an_hour_later", test_an_hour_later},
-    {"none_left", test_none_left},
-    {0},
-};
 
 int main(int argc, char **argv)
 {
@@ -175,5 +168,5 @@ int main(int argc, char **argv)
                                       NULL};
 
     remote_engine(NICS, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

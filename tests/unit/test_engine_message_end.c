@@ -9,7 +9,7 @@ static uint8_t data[256 * KB];
 static struct remote r;
 
 /* What is left of a message goes with its last chunk, up to half a chunk more. */
-static void test_no_small_rest(void)
+TEST(no_small_rest)
 {
     static const uint32_t cut[][2] = {
         {64 * KB, 0}, {80 * KB, 0}, {64 * KB, 64 * KB - 128}, {64 * KB, 80 * KB}};
@@ -39,13 +39,8 @@ static void test_no_small_rest(void)
     }
 }
 
-static const struct check_test tests[] = {
-    {"no_small_rest", test_no_small_rest},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     remote_engine(1, NULL);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

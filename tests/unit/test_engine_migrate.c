@@ -48,7 +48,7 @@ static void next_goes_over(int nic)
     CHECK(fake_chunk_sent(ep[nic], &c));
 }
 
-static void test_one_stands_in(void)
+TEST(one_stands_in)
 {
     struct r2_req *req;
     int kicks[NICS];
@@ -74,7 +74,7 @@ static void test_one_stands_in(void)
     remote_end(&r);
 }
 
-static void test_second_loss(void)
+TEST(second_loss)
 {
     struct r2_req *req;
     struct r2_bulk c;
@@ -89,7 +89,7 @@ static void test_second_loss(void)
     remote_end(&r);
 }
 
-static void test_slow_is_not_lost(void)
+TEST(slow_is_not_lost)
 {
     struct r2_req *req;
 
@@ -102,7 +102,7 @@ static void test_slow_is_not_lost(void)
 }
 
 /* However fast the others are: no chunk may be left to a path that will not take it. */
-static void test_slow_home_carries_all(void)
+TEST(slow_home_carries_all)
 {
     struct r2_req *req;
     uint64_t bytes = 0;
@@ -126,7 +126,7 @@ static void test_slow_home_carries_all(void)
 }
 
 /* The home NIC is not spared for bytes that it owes: nobody else would take them. */
-static void test_owing_home_goes_on(void)
+TEST(owing_home_goes_on)
 {
     struct r2_req *req;
     struct r2_path *path;
@@ -160,7 +160,7 @@ static uint64_t held_to(const struct r2_conn *other, int home)
 
 /* A NIC that no connection keeps to is idle for good: it is no measure of what can be had, or what
  * a path is held to would never fade in this mode. */
-static void test_idle_nics_are_no_siblings(void)
+TEST(idle_nics_are_no_siblings)
 {
     struct r2_req *req;
     struct r2_conn *first;
@@ -176,20 +176,10 @@ static void test_idle_nics_are_no_siblings(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"idle_nics_are_no_siblings", test_idle_nics_are_no_siblings},
-    {"one_stands_in", test_one_stands_in},
-    {"second_loss", test_second_loss},
-    {"slow_is_not_lost", test_slow_is_not_lost},
-    {"slow_home_carries_all", test_slow_home_carries_all},
-    {"owing_home_goes_on", test_owing_home_goes_on},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_CHUNK", "32K", "R2CCL_MODE", "migrate", NULL};
 
     remote_engine(NICS, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -156,7 +156,7 @@ static void begin_ramped(struct r2_ep *ep)
 }
 
 /* Queue pairs of the one NIC and sockets of the other share by weight: alike, a third, nothing. */
-static void test_shares(void)
+TEST(shares)
 {
     static const struct {
         unsigned weight, least, most; /* of 100 */
@@ -178,7 +178,7 @@ static void test_shares(void)
 }
 
 /* Whichever end has NICs without RDMA, those that are left are joined by sockets, by rail. */
-static void test_one_end_is_mixed(void)
+TEST(one_end_is_mixed)
 {
     for (unsigned end = 0; end < 2; end++) {
         struct r2_ep *tcp;
@@ -194,7 +194,7 @@ static void test_one_end_is_mixed(void)
 }
 
 /* All NICs have RDMA: no socket while it serves. */
-static void test_nobody_is_mixed(void)
+TEST(nobody_is_mixed)
 {
     begin(0, 0);
     serves(pair(1, 1, R2_VIA_VERBS));
@@ -234,7 +234,7 @@ static uint32_t shown(int nic)
 
 /* A test of queue pairs takes a round trip: other pairs are not tried for that, only where it takes
  * longer. Operators see no path that is up. */
-static void test_a_first_test_is_waited_for(void)
+TEST(a_first_test_is_waited_for)
 {
     bool early = true, others = true;
     uint64_t at;
@@ -258,7 +258,7 @@ static void test_a_first_test_is_waited_for(void)
 
 /* RDMA is gone: the sockets of its NIC join those that never ended, and stand by when it is back.
  */
-static void test_last_resort_and_back(void)
+TEST(last_resort_and_back)
 {
     struct r2_ep *rdma = begin(2, 2), *tcp = pair(1, 1, R2_VIA_TCP), *resort, *back;
 
@@ -279,8 +279,38 @@ static void test_last_resort_and_back(void)
     remote_end(&r);
 }
 
+/* Queue pairs write to where the message's bytes belong, whenever the NIC gets round to it: so not
+ * while a copy of some on sockets could end the message before, and not what its receiver keeps
+ * elsewhere. */
+TEST(queue_pairs_write_alone)
+{
+    struct r2_ep *rdma = begin(2, 2), *tcp = pair(1, 1, R2_VIA_TCP);
+    struct r2_path *sockets = tcp->params.owner;
+    struct r2_chunk copy;
+    struct r2_bulk c, d;
+    struct r2_req *req;
+
+    serves(tcp);
+    begin_ramped(tcp);
+    req = post(rdma, 0);
+    CHECK(fake_next(tcp, &c));
+    r2_peer_lock(r.conn->peer);
+    CHECK(r2_send_again(&req->led.send, 0, (uint16_t)(sockets->index + 7), 1, 0, &copy));
+    r2_peer_unlock(r.conn->peer);
+    CHECK(!fake_next(rdma, &d));
+    r2_peer_lock(r.conn->peer); /* the copy's path is down */
+    CHECK_EQ(
+        r2_send_released(&req->led.send, copy.off, copy.len, (uint16_t)(sockets->index + 7), 1), 0);
+    r2_send_path_down(&req->led.send, (uint16_t)(sockets->index + 7), 1, NULL);
+    r2_peer_unlock(r.conn->peer);
+    CHECK(fake_next(rdma, &d));
+    CHECK(fake_chunk_sent(rdma, &d));
+    CHECK(fake_chunk_sent(tcp, &c));
+    remote_end(&r);
+}
+
 /* NICs that nobody has named stand by where others have RDMA. */
-static void test_stands_by_unless_named(void)
+TEST(stands_by_unless_named)
 {
     static const struct {
         const char *nics;
@@ -315,52 +345,11 @@ static void test_stands_by_unless_named(void)
     CHECK_MSG(WEXITSTATUS(status) == 0, "row %d of the table", WEXITSTATUS(status) - 1);
 }
 
-/* Queue pairs write to where the message's bytes belong, whenever the NIC gets round to it: so not
- * while a copy of some on sockets could end the message before, and not what its receiver keeps
- * elsewhere. */
-static void test_queue_pairs_write_alone(void)
-{
-    struct r2_ep *rdma = begin(2, 2), *tcp = pair(1, 1, R2_VIA_TCP);
-    struct r2_path *sockets = tcp->params.owner;
-    struct r2_chunk copy;
-    struct r2_bulk c, d;
-    struct r2_req *req;
-
-    serves(tcp);
-    begin_ramped(tcp);
-    req = post(rdma, 0);
-    CHECK(fake_next(tcp, &c));
-    r2_peer_lock(r.conn->peer);
-    CHECK(r2_send_again(&req->led.send, 0, (uint16_t)(sockets->index + 7), 1, 0, &copy));
-    r2_peer_unlock(r.conn->peer);
-    CHECK(!fake_next(rdma, &d));
-    r2_peer_lock(r.conn->peer); /* the copy's path is down */
-    CHECK_EQ(
-        r2_send_released(&req->led.send, copy.off, copy.len, (uint16_t)(sockets->index + 7), 1), 0);
-    r2_send_path_down(&req->led.send, (uint16_t)(sockets->index + 7), 1, NULL);
-    r2_peer_unlock(r.conn->peer);
-    CHECK(fake_next(rdma, &d));
-    CHECK(fake_chunk_sent(rdma, &d));
-    CHECK(fake_chunk_sent(tcp, &c));
-    remote_end(&r);
-}
-
-static const struct check_test tests[] = {
-    {"shares", test_shares},
-    {"one_end_is_mixed", test_one_end_is_mixed},
-    {"nobody_is_mixed", test_nobody_is_mixed},
-    {"a_first_test_is_waited_for", test_a_first_test_is_waited_for},
-    {"last_resort_and_back", test_last_resort_and_back},
-    {"queue_pairs_write_alone", test_queue_pairs_write_alone},
-    {"stands_by_unless_named", test_stands_by_unless_named},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_CHUNK", "64K", "R2CCL_RAMP", "10ms", NULL};
 
     fake_offers = R2_OFFER_ROCE;
     remote_engine(2, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -3,7 +3,7 @@
 #include "check.h"
 #include "near_bed.h"
 
-static void test_the_nearest_stands_in(void)
+TEST(the_nearest_stands_in)
 {
     static const int in_turn[NICS] = {0, 2, 3, 1};
 
@@ -20,16 +20,11 @@ static void test_the_nearest_stands_in(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"the_nearest_stands_in", test_the_nearest_stands_in},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_MODE", "migrate", NULL};
 
     remote_engine(NICS, env);
     place_nics();
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -95,7 +95,7 @@ static void give_back(void)
 
 /* The word is lost, and its repetitions: they go on, over one path and the other, ever less often,
  * until one is heard; then there is no other, whatever becomes of paths. */
-static void test_lost_words(void)
+TEST(lost_words)
 {
     struct r2_msg_nic m = {0};
     struct r2_ep *next;
@@ -122,7 +122,7 @@ static void test_lost_words(void)
 }
 
 /* The answer is lost with its path: the word comes again at once over what is left. */
-static void test_lost_answer(void)
+TEST(lost_answer)
 {
     struct r2_msg_nic m = {0};
 
@@ -143,7 +143,7 @@ static void test_lost_answer(void)
 
 /* News while the last is unheard: the newest is repeated, its number counts, and what was heard of
  * older ones, sooner or later, does not end it. */
-static void test_newer_words(void)
+TEST(newer_words)
 {
     struct r2_msg_nic first = {0}, m = {0};
 
@@ -168,7 +168,7 @@ static void test_newer_words(void)
 
 /* Nobody hears it any more, and then nobody is there: nothing is said without a path, all is said
  * with the first one. */
-static void test_no_path_meanwhile(void)
+TEST(no_path_meanwhile)
 {
     struct r2_msg_nic m = {0};
     struct r2_ep *next;
@@ -191,7 +191,7 @@ static void test_no_path_meanwhile(void)
 }
 
 /* A peer that is made anew has heard nothing: it is told what there is once, and no more. */
-static void test_new_peer(void)
+TEST(new_peer)
 {
     struct r2_msg_nic m = {0};
 
@@ -206,7 +206,7 @@ static void test_new_peer(void)
 
 /* The peer's words: each is answered with the newest that was heard, also one that came twice or
  * late, which changes nothing. */
-static void test_answered(void)
+TEST(answered)
 {
     struct r2_msg_heard m;
     uint64_t since;
@@ -233,7 +233,7 @@ static void test_answered(void)
 }
 
 /* The word ends the path that brought it: the answer takes another one. */
-static void test_answered_elsewhere(void)
+TEST(answered_elsewhere)
 {
     struct r2_msg_heard m;
 
@@ -246,7 +246,7 @@ static void test_answered_elsewhere(void)
 }
 
 /* Both say something at once, on paths that die: in the end each has heard the other's. */
-static void test_crossing(void)
+TEST(crossing)
 {
     struct r2_msg_heard h;
     struct r2_msg_nic m = {0};
@@ -269,7 +269,7 @@ static void test_crossing(void)
 }
 
 /* What was never said cannot have been heard. */
-static void test_strange_answers(void)
+TEST(strange_answers)
 {
     start(true);
     CHECK_EQ(say_heard(ep[1], R2_F_NIC, 0, epoch_of(0) + 1), -EPROTO);
@@ -282,7 +282,7 @@ static void test_strange_answers(void)
 }
 
 /* A peer that does not read: what is repeated for it does not pile up. */
-static void test_not_read(void)
+TEST(not_read)
 {
     struct r2_msg_nic m = {0};
     struct r2_path *path;
@@ -327,7 +327,7 @@ static void set_penalty(double penalty)
 }
 
 /* That failures are forgotten is said once for each time, however often it is repeated. */
-static void test_forgiven_once(void)
+TEST(forgiven_once)
 {
     struct r2_msg_nic m = {.nic = 0, .word = R2_NIC_USABLE, .forgiven = 1, .epoch = 9}, mine = {0};
     int was = atomic_load(&r2_eng.nic_state[0].forgiven);
@@ -376,7 +376,7 @@ static int verdicts_in(int ms, struct r2_msg_verdict *m)
 }
 
 /* A verdict about a NIC of others: repeated until it is heard, and for 3 s at most. */
-static void test_verdicts(void)
+TEST(verdicts)
 {
     struct r2_wire_addr nic, other;
     struct r2_msg_verdict m = {0};
@@ -415,7 +415,7 @@ static bool hint(struct r2_path *path, uint32_t number)
 
 /* The peer's verdicts: each is looked into once, in whatever order they come, and always answered.
  */
-static void test_verdicts_heard(void)
+TEST(verdicts_heard)
 {
     static const struct {
         uint32_t number;
@@ -442,24 +442,7 @@ static void test_verdicts_heard(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"lost_words", test_lost_words},
-    {"lost_answer", test_lost_answer},
-    {"newer_words", test_newer_words},
-    {"no_path_meanwhile", test_no_path_meanwhile},
-    {"new_peer", test_new_peer},
-    {"answered", test_answered},
-    {"answered_elsewhere", test_answered_elsewhere},
-    {"crossing", test_crossing},
-    {"strange_answers", test_strange_answers},
-    {"not_read", test_not_read},
-    {"forgiven_once", test_forgiven_once},
-    {"verdicts", test_verdicts},
-    {"verdicts_heard", test_verdicts_heard},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
-    return bed_main(argc, argv, tests);
+    return bed_main(argc, argv);
 }

@@ -2,7 +2,7 @@
 #include "health_bed.h"
 
 /* No path of a NIC answers while the peer does on another: suspect, probing, and back. */
-static void test_nic_none_answers(void)
+TEST(nic_none_answers)
 {
     begin(true);
     post(MSG);
@@ -17,7 +17,7 @@ static void test_nic_none_answers(void)
 }
 
 /* All paths to the only peer fail: that says nothing about any NIC. */
-static void test_nobody_is_blamed(void)
+TEST(nobody_is_blamed)
 {
     begin(true);
     post(MSG);
@@ -31,7 +31,7 @@ static void test_nobody_is_blamed(void)
 }
 
 /* A verdict: failed for everybody, told to the peer, and taken back when a path of it is. */
-static void test_verdict(void)
+TEST(verdict)
 {
     struct r2_msg_nic m;
 
@@ -59,7 +59,7 @@ static void *give_verdict(void *arg)
 
 /* The one who has the verdict is held up while it tells peers: time passes, but the NIC is not
  * taken back before its failure was told and its paths were failed. */
-static void test_verdict_is_told(void)
+TEST(verdict_is_told)
 {
     struct r2_msg_nic m;
     struct r2_peer **peers;
@@ -89,7 +89,7 @@ static void test_verdict_is_told(void)
 }
 
 /* A peer's operator says so: it is tried again at the next tick, long before its penalty fades. */
-static void test_forgiven_by_a_peer(void)
+TEST(forgiven_by_a_peer)
 {
     struct r2_nic_state *nic = &r2_eng.nic_state[1];
 
@@ -108,16 +108,7 @@ static void test_forgiven_by_a_peer(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"nic_none_answers", test_nic_none_answers},
-    {"nobody_is_blamed", test_nobody_is_blamed},
-    {"verdict", test_verdict},
-    {"verdict_is_told", test_verdict_is_told},
-    {"forgiven_by_a_peer", test_forgiven_by_a_peer},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
-    return bed_main(argc, argv, tests);
+    return bed_main(argc, argv);
 }

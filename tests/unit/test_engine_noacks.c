@@ -42,7 +42,7 @@ static void begin_short(int paths)
 }
 
 /* The range of one chunk is said by itself once there is memory. */
-static void test_one_chunk(void)
+TEST(one_chunk)
 {
     struct heard ack;
 
@@ -61,7 +61,7 @@ static void test_one_chunk(void)
 }
 
 /* The sender would send again what is in place: FENCED waits until all of that was said. */
-static void test_fenced_waits(void)
+TEST(fenced_waits)
 {
     struct heard ack = {0};
     int at_ack = -1, at_fenced;
@@ -88,14 +88,8 @@ static void test_fenced_waits(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"one_chunk", test_one_chunk},
-    {"fenced_waits", test_fenced_waits},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     remote_engine(2, NULL);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -20,7 +20,7 @@ static void *test_realloc(void *p, size_t size)
 
 /* A path that comes up and cannot say its first frame is down again: nothing more is done with it,
  * and another attempt is made. */
-static void test_up_without_memory(void)
+TEST(up_without_memory)
 {
     struct r2_path *path;
     struct r2_ep *ep;
@@ -92,25 +92,18 @@ static void wait_goes_on(bool first)
     remote_end(&r);
 }
 
-static void test_no_memory_for_the_first_frame(void)
+TEST(no_memory_for_the_first_frame)
 {
     wait_goes_on(true);
 }
 
-static void test_no_memory_for_the_second_frame(void)
+TEST(no_memory_for_the_second_frame)
 {
     wait_goes_on(false);
 }
 
-static const struct check_test tests[] = {
-    {"up_without_memory", test_up_without_memory},
-    {"no_memory_for_the_first_frame", test_no_memory_for_the_first_frame},
-    {"no_memory_for_the_second_frame", test_no_memory_for_the_second_frame},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     remote_engine(1, NULL);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -37,7 +37,7 @@ static void whole(struct r2_req *req, size_t want)
 }
 
 /* A peer writes where it was not cleared to, a window behind where it was. */
-static void test_window_of_receives(void)
+TEST(window_of_receives)
 {
     struct r2_req *req;
     struct r2_bulk c;
@@ -82,7 +82,7 @@ static void broken(struct r2_req *req)
 
 /* One message that is said as a small one and in chunks: each half could wait for the rest for
  * ever, whichever came first. */
-static void test_both_ways(void)
+TEST(both_ways)
 {
     struct r2_req *req;
     struct r2_bulk c;
@@ -110,7 +110,7 @@ static void test_both_ways(void)
 
 /* The same message twice, in one way, is what a lost path leaves behind; also where the word that
  * it has arrived waits yet. Only the numbers count: its neighbours come in the other way. */
-static void test_one_way_twice(void)
+TEST(one_way_twice)
 {
     struct r2_req *req, *next;
     struct r2_bulk c;
@@ -177,7 +177,7 @@ static void goes(uint64_t seq, struct r2_bulk *last)
 
 /* The word that message 0 may go, and the word that it has arrived, are not those of the message a
  * window behind it. */
-static void test_window_of_sends(void)
+TEST(window_of_sends)
 {
     struct r2_bulk c, late;
     struct r2_req *req;
@@ -211,17 +211,9 @@ static void test_window_of_sends(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"window_of_receives", test_window_of_receives},
-    {"both_ways", test_both_ways},
-    {"one_way_twice", test_one_way_twice},
-    {"window_of_sends", test_window_of_sends},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     remote_engine(2, NULL);
     r2_log_set(hear_log);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -27,7 +27,7 @@ static unsigned asked(unsigned chunks)
     return nics;
 }
 
-static void test_nearer_ones_first(void)
+TEST(nearer_ones_first)
 {
     CHECK_EQ(asked(EACH), 1u << 0);
     CHECK_EQ(asked(EACH + 1), 1u << 0 | 1u << 2);                   /* the same switch */
@@ -36,7 +36,7 @@ static void test_nearer_ones_first(void)
 }
 
 /* Whoever is done sooner comes first, however far it is. */
-static void test_a_busy_one_does_not(void)
+TEST(a_busy_one_does_not)
 {
     struct r2_req *req = NULL;
     int before[NICS];
@@ -62,17 +62,11 @@ static void test_a_busy_one_does_not(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"nearer_ones_first", test_nearer_ones_first},
-    {"a_busy_one_does_not", test_a_busy_one_does_not},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_CHUNK", "64K", "R2CCL_RAMP", "0", NULL};
 
     remote_engine(NICS, env);
     place_nics();
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -42,6 +42,12 @@ static struct r2_ep *wait_for(int lnic, int rnic, int via, int ms)
     return NULL;
 }
 
+static void only_with(bool these_nics)
+{
+    if (!these_nics)
+        CHECK_SKIP("not with %d NICs", nics);
+}
+
 static void finish(void)
 {
     atomic_store(&fake_unreachable, 0);
@@ -49,8 +55,9 @@ static void finish(void)
 }
 
 /* Queue pairs worked, and none does any more. */
-static void test_sockets_after_queue_pairs(void)
+TEST(sockets_after_queue_pairs)
 {
+    only_with(nics == 8);
     remote_new(&r, true, nics);
     CHECK(remote_open(&r, nics));
     atomic_store(&fake_unreachable, 1u << R2_VIA_VERBS);
@@ -62,8 +69,9 @@ static void test_sockets_after_queue_pairs(void)
 }
 
 /* Queue pairs never worked, and the handle names a few NICs only. */
-static void test_sockets_from_the_start(void)
+TEST(sockets_from_the_start)
 {
+    only_with(nics == 8);
     remote_new(&r, true, nics);
     atomic_store(&fake_unreachable, 1u << R2_VIA_VERBS);
     CHECK(remote_open(&r, 1));
@@ -75,8 +83,9 @@ static void test_sockets_from_the_start(void)
 }
 
 /* One NIC is left on each side, whatever their numbers. */
-static void test_the_last_pair(void)
+TEST(the_last_pair)
 {
+    only_with(nics == 8);
     remote_new(&r, true, nics);
     CHECK(remote_open(&r, 2));
     atomic_store(&fake_unreachable, 1u << R2_VIA_VERBS);
@@ -87,10 +96,11 @@ static void test_the_last_pair(void)
 }
 
 /* The side that accepts takes every pair that the other side may choose. */
-static void test_all_are_accepted(void)
+TEST(all_are_accepted)
 {
     uint32_t gen = 1000;
 
+    only_with(nics == 8);
     remote_new(&r, false, nics);
     CHECK(remote_open(&r, 1));
     for (int via = 0; via < R2_VIA_COUNT; via++) {
@@ -104,12 +114,13 @@ static void test_all_are_accepted(void)
 
 /* More pairs than have room: each local NIC has its own rail, each of the peer's some path, by
  * both transports, and no transport takes the other's room. */
-static void test_more_than_have_room(void)
+TEST(more_than_have_room)
 {
     int count[R2_VIA_COUNT] = {0};
     struct r2_peer *p;
     bool met = false;
 
+    only_with(nics > 8);
     remote_new(&r, true, R2_MAX_NICS);
     atomic_store(&fake_unreachable, 1u << R2_VIA_VERBS);
     CHECK(remote_open(&r, 1));
@@ -144,18 +155,6 @@ static void test_more_than_have_room(void)
     finish();
 }
 
-static const struct check_test eight[] = {
-    {"sockets_after_queue_pairs", test_sockets_after_queue_pairs},
-    {"sockets_from_the_start", test_sockets_from_the_start},
-    {"the_last_pair", test_the_last_pair},
-    {"all_are_accepted", test_all_are_accepted},
-    {0},
-};
-static const struct check_test many[] = {
-    {"more_than_have_room", test_more_than_have_room},
-    {0},
-};
-
 /* A process has one engine, and that one number of NICs. */
 int main(int argc, char **argv)
 {
@@ -170,7 +169,7 @@ int main(int argc, char **argv)
             nics = counts[i];
             fake_offers = R2_OFFER_ROCE;
             remote_engine(nics, NULL);
-            exit(check_main(argc, argv, nics == 8 ? eight : many));
+            exit(check_main(argc, argv));
         }
         if (pid < 0 || waitpid(pid, &status, 0) != pid)
             return 1;

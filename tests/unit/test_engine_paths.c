@@ -33,7 +33,7 @@ static struct r2_req *post(void)
     return req;
 }
 
-static void test_one_silent_path(void)
+TEST(one_silent_path)
 {
     for (int out = 0; out < 2; out++) {
         begin(out, 2);
@@ -53,7 +53,7 @@ static bool wait_suspect(bool yes)
     return remote_suspect(&r) == yes;
 }
 
-static void test_all_silent(void)
+TEST(all_silent)
 {
     struct r2_req *req;
 
@@ -89,7 +89,7 @@ static void test_all_silent(void)
 }
 
 /* The observer is held up for longer than its own interval each time: it must not judge. */
-static void test_late_observer(void)
+TEST(late_observer)
 {
     begin(true, 2);
     post();
@@ -104,7 +104,7 @@ static void test_late_observer(void)
     remote_end(&r);
 }
 
-static void test_nic_word(void)
+TEST(nic_word)
 {
     struct r2_ep *a2;
 
@@ -147,7 +147,7 @@ static int tell_places(struct r2_ep *ep, uint8_t last_byte, uint32_t epoch)
 
 /* The peer's NIC has another address: what was connected to the old one ends, and the next attempt
  * goes to the new one. Older word changes nothing. */
-static void test_nic_moved(void)
+TEST(nic_moved)
 {
     struct r2_ep *a2;
 
@@ -172,7 +172,7 @@ static void test_nic_moved(void)
     remote_end(&r);
 }
 
-static void test_refusal_ends(void)
+TEST(refusal_ends)
 {
     struct r2_req *req;
     struct r2_ep *again;
@@ -188,7 +188,7 @@ static void test_refusal_ends(void)
     remote_end(&r);
 }
 
-static void test_refusal_while_a_path_lives(void)
+TEST(refusal_while_a_path_lives)
 {
     struct r2_req *req;
     struct r2_ep *again;
@@ -204,7 +204,7 @@ static void test_refusal_while_a_path_lives(void)
 }
 
 /* A NIC over which the process never was reached refuses: that says nothing about the process. */
-static void test_refusal_elsewhere(void)
+TEST(refusal_elsewhere)
 {
     struct r2_req *req;
     struct r2_ep *other;
@@ -220,7 +220,7 @@ static void test_refusal_elsewhere(void)
 }
 
 /* The accepting side asks whether the process still exists; probes that are refused end it. */
-static void test_probe(void)
+TEST(probe)
 {
     struct r2_req *req;
     struct r2_ep *probe = NULL;
@@ -244,7 +244,7 @@ static void test_probe(void)
 }
 
 /* A question that falls into a hole does not keep the others from being asked. */
-static void test_probe_unanswered(void)
+TEST(probe_unanswered)
 {
     struct r2_ep *probe = NULL;
 
@@ -265,7 +265,7 @@ static void test_probe_unanswered(void)
     remote_end(&r);
 }
 
-static void test_no_path_timeout(void)
+TEST(no_path_timeout)
 {
     for (int out = 0; out < 2; out++) {
         struct r2_req *req, *more = NULL;
@@ -291,7 +291,7 @@ static void test_no_path_timeout(void)
 
 /* Sockets are up, and may not carry the message to a device's memory: operators see that it waits,
  * and for what, until it ends with an error. */
-static void test_no_path_for_device_memory(void)
+TEST(no_path_for_device_memory)
 {
     struct r2_msg_cts m = {.seq = 0, .size = MSG, .flags = R2_CTS_DEVICE};
     enum r2_seg_waits_for what = R2_SEG_WAITS_FOR_PATH;
@@ -318,7 +318,7 @@ static void test_no_path_for_device_memory(void)
     remote_end(&r);
 }
 
-static void test_back_before_timeout(void)
+TEST(back_before_timeout)
 {
     struct r2_req *req;
     struct r2_bulk c;
@@ -342,7 +342,7 @@ static void test_back_before_timeout(void)
 }
 
 /* deregMr returns when nobody can touch the memory, whoever has a chunk of it in hand. */
-static void test_dereg_detaches(void)
+TEST(dereg_detaches)
 {
     struct r2_req *req = NULL;
     struct r2_mr *mr;
@@ -376,7 +376,7 @@ static void test_dereg_detaches(void)
 }
 
 /* An endpoint that is dead, but not yet shut, still has the memory in hand. */
-static void test_dereg_of_dying(void)
+TEST(dereg_of_dying)
 {
     struct r2_req *req = NULL;
     struct r2_mr *mr;
@@ -400,7 +400,7 @@ static void test_dereg_of_dying(void)
 }
 
 /* Memory of finished requests is nobody's: other work goes on. */
-static void test_dereg_of_idle(void)
+TEST(dereg_of_idle)
 {
     struct r2_req *req = NULL;
     struct r2_mr *mr;
@@ -413,7 +413,7 @@ static void test_dereg_of_idle(void)
     remote_end(&r);
 }
 
-static void test_generations_grow(void)
+TEST(generations_grow)
 {
     struct r2_ep *newer;
 
@@ -427,32 +427,11 @@ static void test_generations_grow(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"one_silent_path", test_one_silent_path},
-    {"all_silent", test_all_silent},
-    {"late_observer", test_late_observer},
-    {"nic_word", test_nic_word},
-    {"nic_moved", test_nic_moved},
-    {"refusal_ends", test_refusal_ends},
-    {"refusal_while_a_path_lives", test_refusal_while_a_path_lives},
-    {"refusal_elsewhere", test_refusal_elsewhere},
-    {"probe", test_probe},
-    {"probe_unanswered", test_probe_unanswered},
-    {"no_path_timeout", test_no_path_timeout},
-    {"no_path_for_device_memory", test_no_path_for_device_memory},
-    {"back_before_timeout", test_back_before_timeout},
-    {"dereg_detaches", test_dereg_detaches},
-    {"dereg_of_dying", test_dereg_of_dying},
-    {"dereg_of_idle", test_dereg_of_idle},
-    {"generations_grow", test_generations_grow},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {
         "R2CCL_HEARTBEAT", "25", "heartbeat_idle", "25", "R2CCL_NO_PATH_TIMEOUT", "2s", NULL};
 
     remote_engine(2, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -75,7 +75,7 @@ static void begin(void)
 
 /* What is opened first goes to threads that are in use. A look when the engine starts would be too
  * soon: it would stand in the way of that one, with the ranks that were there before it only. */
-static void test_look_at_what_is_opened_first(void)
+TEST(look_at_what_is_opened_first)
 {
     begin();
     CHECK_EQ(atomic_load(&at_start), r2_io_count());
@@ -91,7 +91,7 @@ static void come_to_use(int n)
 }
 
 /* Nor does a socket that is accepted wait for the engine's next look. */
-static void test_look_at_what_is_accepted(void)
+TEST(look_at_what_is_accepted)
 {
     begin();
     atomic_store(&together, false);
@@ -112,7 +112,7 @@ static void test_look_at_what_is_accepted(void)
 
 /* Where one thread is in use, those that poll stand in for it; they do not forget the others, whose
  * sockets are older. */
-static void test_help_where_more_were_in_use(void)
+TEST(help_where_more_were_in_use)
 {
     struct r2_req *req;
     uint8_t byte;
@@ -142,13 +142,6 @@ static void test_help_where_more_were_in_use(void)
     end();
 }
 
-static const struct check_test tests[] = {
-    {"look_at_what_is_opened_first", test_look_at_what_is_opened_first},
-    {"look_at_what_is_accepted", test_look_at_what_is_accepted},
-    {"help_where_more_were_in_use", test_help_where_more_were_in_use},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static struct r2_transport_ops ops;
@@ -162,7 +155,7 @@ int main(int argc, char **argv)
     setenv("R2CCL_SPIN", "0", 1);
     setenv("R2CCL_LOG", "none", 1);
     setenv("LOCAL_WORLD_SIZE", "1", 1); /* whoever started the test */
-    rc = check_main(argc, argv, tests);
+    rc = check_main(argc, argv);
     for (int i = 0; i < NEIGHBOURS && neighbours[i]; i++)
         holder_end(neighbours[i]);
     return rc;

@@ -172,22 +172,22 @@ static void goes_down(void (*meanwhile)(int moment), int least)
     CHECK_LT(moment, MOMENTS);
 }
 
-static void test_while_it_comes_up(void)
+TEST(while_it_comes_up)
 {
     goes_down(look, 4);
 }
 
-static void test_while_it_is_tried_again(void)
+TEST(while_it_is_tried_again)
 {
     goes_down(tick, 4);
 }
 
-static void test_while_it_is_said_deaf(void)
+TEST(while_it_is_said_deaf)
 {
     goes_down(say_deaf, 3);
 }
 
-static void test_while_the_engine_starts(void)
+TEST(while_the_engine_starts)
 {
     const struct r2_seg_nic *first = &r2_control_segment(r2_eng.ctl)->nics[0];
     uint32_t state = first->state, link = first->link;
@@ -197,14 +197,8 @@ static void test_while_the_engine_starts(void)
     CHECK_EQ(first->link, link);
 }
 
-static const struct check_test tests[] = {{"while_it_comes_up", test_while_it_comes_up},
-                                          {"while_it_is_tried_again", test_while_it_is_tried_again},
-                                          {"while_it_is_said_deaf", test_while_it_is_said_deaf},
-                                          {"while_the_engine_starts", test_while_the_engine_starts},
-                                          {0}};
-
 int main(int argc, char **argv)
 {
     remote_engine(2, remote_outlives);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -65,7 +65,7 @@ static bool polls_ask(uint64_t at)
     return asking > 2;
 }
 
-static void test_when_it_is_time(void)
+TEST(when_it_is_time)
 {
     start();
     CHECK_GT(look_at(), 0);
@@ -78,7 +78,7 @@ static void test_when_it_is_time(void)
     remote_end(&r);
 }
 
-static void test_nothing_waits(void)
+TEST(nothing_waits)
 {
     struct r2_bulk c;
 
@@ -93,7 +93,7 @@ static void test_nothing_waits(void)
 }
 
 /* NCCL's thread waits for nobody: whoever has the lock may have lost its core. */
-static void test_no_lock_is_waited_for(void)
+TEST(no_lock_is_waited_for)
 {
     start();
     r2_peer_lock(p);
@@ -107,7 +107,7 @@ static void test_no_lock_is_waited_for(void)
     remote_end(&r);
 }
 
-static void test_one_to_come_stays(void)
+TEST(one_to_come_stays)
 {
     uint64_t far = r2_now_ns() + FAR_OFF;
 
@@ -122,7 +122,7 @@ static void test_one_to_come_stays(void)
 }
 
 /* One that is due is not pushed away by what comes before anybody polls. */
-static void test_one_that_is_due_stays(void)
+TEST(one_that_is_due_stays)
 {
     uint64_t due, over = 0;
 
@@ -140,7 +140,7 @@ static void test_one_that_is_due_stays(void)
 }
 
 /* A peer that is due later is not forgotten when somebody looks. */
-static void test_later_ones(void)
+TEST(later_ones)
 {
     uint64_t far = r2_now_ns() + FAR_OFF;
 
@@ -158,7 +158,7 @@ static void test_later_ones(void)
 }
 
 /* One thread comes to all its lanes, or to none. */
-static void test_with_one_thread(void)
+TEST(with_one_thread)
 {
     r2_io_use(1);
     start();
@@ -167,22 +167,11 @@ static void test_with_one_thread(void)
     r2_io_use(2);
 }
 
-static const struct check_test tests[] = {
-    {"when_it_is_time", test_when_it_is_time},
-    {"nothing_waits", test_nothing_waits},
-    {"no_lock_is_waited_for", test_no_lock_is_waited_for},
-    {"one_to_come_stays", test_one_to_come_stays},
-    {"one_that_is_due_stays", test_one_that_is_due_stays},
-    {"later_ones", test_later_ones},
-    {"with_one_thread", test_with_one_thread},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_IO_THREADS", "2", "R2CCL_RAMP", "0",
                                       "R2CCL_EAGER",      "0", NULL};
 
     remote_engine(2, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

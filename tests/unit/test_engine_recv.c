@@ -20,7 +20,7 @@ static void hear_cts(struct r2_ep *ep, uint64_t seq, uint64_t size)
     CHECK_EQ(m.size, size);
 }
 
-static void test_done_needs_kernel(void)
+TEST(done_needs_kernel)
 {
     struct r2_msg_ack ack;
     struct r2_req *req;
@@ -45,7 +45,7 @@ static void test_done_needs_kernel(void)
     remote_end(&r);
 }
 
-static void test_stash(void)
+TEST(stash)
 {
     struct r2_msg_ack ack;
     struct r2_req *req;
@@ -87,7 +87,7 @@ static bool journaled(enum r2_seg_event event, const char *cause)
     return false;
 }
 
-static void test_eager_too_large(void)
+TEST(eager_too_large)
 {
     struct r2_req *req;
 
@@ -102,7 +102,7 @@ static void test_eager_too_large(void)
 
 /* A receive that fails is no secret until the application closes: the sender hears it at once,
  * again after a loss, and no more once it has acknowledged. */
-static void test_failure_is_told(void)
+TEST(failure_is_told)
 {
     struct r2_msg_close_ack ack = {0};
     struct r2_msg_close m;
@@ -135,7 +135,7 @@ static void test_failure_is_told(void)
 }
 
 /* What the engine holds is counted, and given back. */
-static void test_memory_counted(void)
+TEST(memory_counted)
 {
     uint64_t before, open;
 
@@ -159,7 +159,7 @@ static void test_memory_counted(void)
     CHECK_LT(r2_mem_now(), open);
 }
 
-static void test_dead_generation_drained(void)
+TEST(dead_generation_drained)
 {
     struct r2_bulk c;
     struct r2_req *req;
@@ -182,7 +182,7 @@ static void test_dead_generation_drained(void)
     remote_end(&r);
 }
 
-static void test_bad_chunks(void)
+TEST(bad_chunks)
 {
     struct r2_bulk c;
     struct r2_req *req;
@@ -215,7 +215,7 @@ static void test_bad_chunks(void)
     remote_end(&r);
 }
 
-static void test_claim_excludes(void)
+TEST(claim_excludes)
 {
     struct r2_bulk c, d;
     struct r2_req *req;
@@ -230,7 +230,7 @@ static void test_claim_excludes(void)
     remote_end(&r);
 }
 
-static void test_dropped_then_replayed(void)
+TEST(dropped_then_replayed)
 {
     struct r2_bulk c, held;
     struct r2_req *req;
@@ -256,7 +256,7 @@ static void test_dropped_then_replayed(void)
 }
 
 /* FENCED only after the endpoint let go of the buffers, behind what has arrived, on one path. */
-static void test_fenced_last(void)
+TEST(fenced_last)
 {
     struct r2_msg_path fenced;
     struct {
@@ -305,7 +305,7 @@ static void test_fenced_last(void)
 
 /* DOWN of an older generation comes over another path behind DOWN of attempts that never reached
  * us, while the older endpoint is being shut: it is not fenced before that is over. */
-static void test_older_down_after_newer(void)
+TEST(older_down_after_newer)
 {
     struct r2_msg_path m = {.sender_nic = 0, .receiver_nic = 0}, fenced = {0};
     struct r2_bulk held;
@@ -336,7 +336,7 @@ static void test_older_down_after_newer(void)
     remote_end(&r);
 }
 
-static void test_unknown_generation_fenced(void)
+TEST(unknown_generation_fenced)
 {
     struct r2_msg_path m = {.sender_nic = 0, .receiver_nic = 0}, fenced;
     struct r2_ep *old;
@@ -353,7 +353,7 @@ static void test_unknown_generation_fenced(void)
     remote_end(&r);
 }
 
-static void test_resync_repeats(void)
+TEST(resync_repeats)
 {
     struct {
         struct r2_msg_ack m;
@@ -397,7 +397,7 @@ static void test_resync_repeats(void)
 
 /* The acknowledgement was taken by a path that died: it is said again before the receive is done.
  */
-static void test_lost_ack(void)
+TEST(lost_ack)
 {
     struct r2_msg_ack ack = {0};
     struct r2_req *req;
@@ -418,7 +418,7 @@ static void test_lost_ack(void)
     remote_end(&r);
 }
 
-static void test_sender_closes(void)
+TEST(sender_closes)
 {
     struct r2_req *req, *late = NULL;
 
@@ -451,7 +451,7 @@ static void test_sender_closes(void)
     remote_end(&r);
 }
 
-static void test_unknown_connection(void)
+TEST(unknown_connection)
 {
     struct r2_msg_open open = {.conn = 555, .listen = r.listen_id, .must_exist = 1};
     struct r2_msg_close close = {.conn = 556, .from_sender = 1};
@@ -481,7 +481,7 @@ static void test_unknown_connection(void)
     remote_end(&r);
 }
 
-static void test_lines(void)
+TEST(lines)
 {
     struct r2_req *req = NULL, *plain;
     struct r2_bulk c;
@@ -501,7 +501,7 @@ static void test_lines(void)
 
 /* What has arrived whole, and waits only for its acknowledgement to reach the kernel, is received
  * although the connection fails then. */
-static void test_whole_before_the_failure(void)
+TEST(whole_before_the_failure)
 {
     struct r2_req *whole, *part, *small;
 
@@ -523,7 +523,7 @@ static void test_whole_before_the_failure(void)
 
 /* Closed with a receive under way, which a lane writes just then: it lets go before the memory
  * does, and nothing is written afterwards. Closing an idle one troubles no endpoint. */
-static void test_close_in_a_chunk(void)
+TEST(close_in_a_chunk)
 {
     struct r2_bulk c;
 
@@ -547,31 +547,8 @@ static void test_close_in_a_chunk(void)
     fake_forget(r.id);
 }
 
-static const struct check_test tests[] = {
-    {"done_needs_kernel", test_done_needs_kernel},
-    {"stash", test_stash},
-    {"eager_too_large", test_eager_too_large},
-    {"failure_is_told", test_failure_is_told},
-    {"memory_counted", test_memory_counted},
-    {"dead_generation_drained", test_dead_generation_drained},
-    {"bad_chunks", test_bad_chunks},
-    {"claim_excludes", test_claim_excludes},
-    {"dropped_then_replayed", test_dropped_then_replayed},
-    {"fenced_last", test_fenced_last},
-    {"older_down_after_newer", test_older_down_after_newer},
-    {"unknown_generation_fenced", test_unknown_generation_fenced},
-    {"resync_repeats", test_resync_repeats},
-    {"lost_ack", test_lost_ack},
-    {"sender_closes", test_sender_closes},
-    {"unknown_connection", test_unknown_connection},
-    {"lines", test_lines},
-    {"whole_before_the_failure", test_whole_before_the_failure},
-    {"close_in_a_chunk", test_close_in_a_chunk},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     remote_engine(2, NULL);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

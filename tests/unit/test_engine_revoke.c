@@ -119,7 +119,7 @@ static void one_chunk_on_its_way(void)
 }
 
 /* Nothing was sent, and the sender says so: no force is needed, no key has to die. */
-static void test_answered(void)
+TEST(answered)
 {
     begin(false);
     take_back();
@@ -129,7 +129,7 @@ static void test_answered(void)
 
 /* The question, or its answer, went down with a path: it is asked again, so that nobody is fenced
  * who would have answered. The wait is by the heartbeats' deadline here. */
-static void test_asked_again(void)
+TEST(asked_again)
 {
     struct r2_msg_revoke m;
 
@@ -146,7 +146,7 @@ static void test_asked_again(void)
 
 /* The path that took the question may be dead and nobody knows yet: it is repeated over every one,
  * so that an answer does not wait until that is known. */
-static void test_asked_again_everywhere(void)
+TEST(asked_again_everywhere)
 {
     struct r2_msg_revoke m;
 
@@ -161,7 +161,7 @@ static void test_asked_again_everywhere(void)
 }
 
 /* The sender names a chunk: it may still be on its way into the memory until its head has come. */
-static void test_chunk_on_its_way(void)
+TEST(chunk_on_its_way)
 {
     struct r2_bulk c;
 
@@ -175,7 +175,7 @@ static void test_chunk_on_its_way(void)
 }
 
 /* No answer: the NICs are asked to fence, and the keys must die. */
-static void test_unanswered(void)
+TEST(unanswered)
 {
     begin(false);
     r2_revoke_wait_ns = 100 * R2_NS_PER_MS;
@@ -184,7 +184,7 @@ static void test_unanswered(void)
 }
 
 /* An answer that names a chunk which never comes is none. */
-static void test_chunk_that_never_comes(void)
+TEST(chunk_that_never_comes)
 {
     struct answer yes;
 
@@ -199,7 +199,7 @@ static void test_chunk_that_never_comes(void)
 
 /* The sender counts the newest generation of a path only. What an older one took along, whose queue
  * pair has not confirmed its end, may still land. */
-static void test_older_generation_unconfirmed(void)
+TEST(older_generation_unconfirmed)
 {
     struct r2_ep *old;
     struct r2_bulk c;
@@ -221,7 +221,7 @@ static void test_older_generation_unconfirmed(void)
 }
 
 /* The sender has closed, which says the same: nothing is asked. */
-static void test_closed_sender(void)
+TEST(closed_sender)
 {
     struct r2_msg_close gone = {.from_sender = 1 | R2_CLOSE_IDLE};
     struct r2_msg_revoke m;
@@ -254,7 +254,7 @@ static int cts(struct r2_ep *ep, uint64_t seq)
 }
 
 /* No chunk any more; the answer when the NICs have let go of those under way, and it names them. */
-static void test_sender_stops(void)
+TEST(sender_stops)
 {
     struct r2_msg_revoke ask;
     struct answer said;
@@ -291,7 +291,7 @@ static void test_sender_stops(void)
 }
 
 /* The way that a question came is alive; what another one does is not known. */
-static void test_answer_goes_back(void)
+TEST(answer_goes_back)
 {
     struct r2_msg_revoke ask, said;
 
@@ -307,7 +307,7 @@ static void test_answer_goes_back(void)
 }
 
 /* Its own CLOSE says it, too. */
-static void test_sender_closes(void)
+TEST(sender_closes)
 {
     struct {
         struct r2_msg_close m;
@@ -354,28 +354,12 @@ static uint32_t penalty_after(int err)
 
 /* The peer took its memory back, by a key that is gone or by its word: that counts as no failure of
  * the path; an error of a NIC does. */
-static void test_no_blame(void)
+TEST(no_blame)
 {
     CHECK_EQ(penalty_after(EACCES), 0);
     CHECK_EQ(penalty_after(ECANCELED), 0);
     CHECK_GT(penalty_after(EIO), 0);
 }
-
-static const struct check_test tests[] = {
-    {"answered", test_answered},
-    {"asked_again", test_asked_again},
-    {"asked_again_everywhere", test_asked_again_everywhere},
-    {"chunk_on_its_way", test_chunk_on_its_way},
-    {"unanswered", test_unanswered},
-    {"chunk_that_never_comes", test_chunk_that_never_comes},
-    {"older_generation_unconfirmed", test_older_generation_unconfirmed},
-    {"closed_sender", test_closed_sender},
-    {"sender_stops", test_sender_stops},
-    {"answer_goes_back", test_answer_goes_back},
-    {"sender_closes", test_sender_closes},
-    {"no_blame", test_no_blame},
-    {0},
-};
 
 int main(int argc, char **argv)
 {
@@ -383,5 +367,5 @@ int main(int argc, char **argv)
 
     fake_offers = R2_OFFER_ROCE;
     remote_engine(2, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -56,7 +56,7 @@ static void eager_over(int nic)
     CHECK_EQ(remote_hear_ms(ep[!nic], R2_F_EAGER, NULL, 0, 0), -1);
 }
 
-static void test_small_messages(void)
+TEST(small_messages)
 {
     struct r2_req *req = NULL;
 
@@ -76,7 +76,7 @@ static void test_small_messages(void)
 }
 
 /* Chunks that the lagging path has brought are acknowledged over the other one as well. */
-static void test_clear_to_send_and_acknowledgements(void)
+TEST(clear_to_send_and_acknowledgements)
 {
     struct r2_req *req = NULL;
     struct r2_bulk b;
@@ -106,7 +106,7 @@ static void test_clear_to_send_and_acknowledgements(void)
 }
 
 /* A path that lags is better than one that does not answer, and than none. */
-static void test_lagging_is_better_than_dead(void)
+TEST(lagging_is_better_than_dead)
 {
     struct r2_req *req = NULL;
 
@@ -118,17 +118,10 @@ static void test_lagging_is_better_than_dead(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"small_messages", test_small_messages},
-    {"clear_to_send_and_acknowledgements", test_clear_to_send_and_acknowledgements},
-    {"lagging_is_better_than_dead", test_lagging_is_better_than_dead},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_HEARTBEAT", "20", NULL};
 
     remote_engine(2, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

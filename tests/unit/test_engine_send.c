@@ -45,7 +45,7 @@ static void carry(struct r2_ep *ep, uint64_t size, bool sent, struct r2_bulk *la
     }
 }
 
-static void test_done_needs_ack_and_lane(void)
+TEST(done_needs_ack_and_lane)
 {
     struct r2_bulk c[64];
     struct r2_req *req;
@@ -73,7 +73,7 @@ static void test_done_needs_ack_and_lane(void)
     remote_end(&r);
 }
 
-static void test_acks_any_order_any_path(void)
+TEST(acks_any_order_any_path)
 {
     struct r2_bulk c;
     struct r2_req *req, *next;
@@ -117,7 +117,7 @@ static void test_acks_any_order_any_path(void)
     remote_end(&r);
 }
 
-static void test_requeued_only_when_fenced(void)
+TEST(requeued_only_when_fenced)
 {
     struct r2_bulk c[8], again;
     struct r2_req *req;
@@ -164,7 +164,7 @@ static void test_requeued_only_when_fenced(void)
     remote_end(&r);
 }
 
-static void test_dead_lane_still_reads(void)
+TEST(dead_lane_still_reads)
 {
     struct r2_bulk c[8], again;
     struct r2_req *req;
@@ -184,7 +184,7 @@ static void test_dead_lane_still_reads(void)
     remote_end(&r);
 }
 
-static void test_no_down_after_fenced(void)
+TEST(no_down_after_fenced)
 {
     begin(2);
     fake_fail(a, ECONNRESET, false);
@@ -195,7 +195,7 @@ static void test_no_down_after_fenced(void)
     remote_end(&r);
 }
 
-static void test_second_failure_during_replay(void)
+TEST(second_failure_during_replay)
 {
     struct r2_bulk c[8], d[8], e;
     struct r2_ep *a2;
@@ -233,7 +233,7 @@ static void test_second_failure_during_replay(void)
 }
 
 /* A reconnect that fails must not make the engine believe that the older generation is fenced. */
-static void test_failed_reconnect_keeps_fence(void)
+TEST(failed_reconnect_keeps_fence)
 {
     struct r2_bulk c[8], d;
     struct r2_msg_path down = {0};
@@ -295,7 +295,7 @@ static uint64_t warm_up(void)
 }
 
 /* A faster path that is spared for a while takes nothing, so nothing is left to it. */
-static void test_tail_is_not_left_to_the_spared(void)
+TEST(tail_is_not_left_to_the_spared)
 {
     struct r2_path *fast;
     struct r2_bulk c;
@@ -402,7 +402,7 @@ static void tail(bool lose)
     remote_end(&r);
 }
 
-static void test_tail_is_sent_again(void)
+TEST(tail_is_sent_again)
 {
     tail(false);
     tail(true);
@@ -410,7 +410,7 @@ static void test_tail_is_sent_again(void)
 
 /* The receiver takes its memory back just then: of what was cleared to send nothing goes out any
  * more, and a copy is no exception. */
-static void test_no_copy_of_what_was_revoked(void)
+TEST(no_copy_of_what_was_revoked)
 {
     struct r2_msg_revoke ask;
     struct r2_bulk held, c, copy;
@@ -436,7 +436,7 @@ static void test_no_copy_of_what_was_revoked(void)
     remote_end(&r);
 }
 
-static void test_eager_credit(void)
+TEST(eager_credit)
 {
     struct r2_req *req[20];
 
@@ -461,7 +461,7 @@ static void test_eager_credit(void)
     remote_end(&r);
 }
 
-static void test_eager_replayed_after_loss(void)
+TEST(eager_replayed_after_loss)
 {
     struct r2_msg_eager m;
     struct r2_req *req;
@@ -480,7 +480,7 @@ static void test_eager_replayed_after_loss(void)
     remote_end(&r);
 }
 
-static void test_cts_too_small(void)
+TEST(cts_too_small)
 {
     struct r2_req *req;
 
@@ -498,7 +498,7 @@ static void test_cts_too_small(void)
     remote_end(&r);
 }
 
-static void test_ack_of_unsent(void)
+TEST(ack_of_unsent)
 {
     struct r2_bulk c;
     struct r2_req *req;
@@ -519,7 +519,7 @@ static void test_ack_of_unsent(void)
 }
 
 /* The receiver closes when it has everything; its last acknowledgements come behind the CLOSE. */
-static void test_close_overtakes_acks(void)
+TEST(close_overtakes_acks)
 {
     struct r2_bulk c;
     struct r2_req *req, *more = NULL;
@@ -543,29 +543,10 @@ static void test_close_overtakes_acks(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"done_needs_ack_and_lane", test_done_needs_ack_and_lane},
-    {"acks_any_order_any_path", test_acks_any_order_any_path},
-    {"requeued_only_when_fenced", test_requeued_only_when_fenced},
-    {"dead_lane_still_reads", test_dead_lane_still_reads},
-    {"no_down_after_fenced", test_no_down_after_fenced},
-    {"second_failure_during_replay", test_second_failure_during_replay},
-    {"failed_reconnect_keeps_fence", test_failed_reconnect_keeps_fence},
-    {"tail_is_not_left_to_the_spared", test_tail_is_not_left_to_the_spared},
-    {"tail_is_sent_again", test_tail_is_sent_again},
-    {"no_copy_of_what_was_revoked", test_no_copy_of_what_was_revoked},
-    {"eager_credit", test_eager_credit},
-    {"eager_replayed_after_loss", test_eager_replayed_after_loss},
-    {"cts_too_small", test_cts_too_small},
-    {"ack_of_unsent", test_ack_of_unsent},
-    {"close_overtakes_acks", test_close_overtakes_acks},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_CHUNK", "32K", "R2CCL_RAMP", "0", NULL};
 
     remote_engine(2, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -47,7 +47,7 @@ static struct r2_ep *path(int nic)
 
 /* Two NICs of less than full weight are all there is for the memory; the third one, of full weight,
  * cannot reach it. What they do not get is not kept for that one. */
-static void test_limited_carriers(void)
+TEST(limited_carriers)
 {
     struct r2_ep *a, *b, *c;
     struct r2_mr *mr;
@@ -87,16 +87,11 @@ static void test_limited_carriers(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"limited_carriers", test_limited_carriers},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_CHUNK", "32K", "R2CCL_RAMP", "0", NULL};
 
     fake_offers = R2_OFFER_ROCE;
     remote_engine(3, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -42,7 +42,7 @@ static uint64_t begin(void)
     return 1;
 }
 
-static void test_slow_once(void)
+TEST(slow_once)
 {
     uint64_t seq, from;
     int nic;
@@ -72,7 +72,7 @@ static int unanswered(int nic)
 
 /* A path whose heartbeat is overdue may be dead: a trial's chunks would wait for the verdict. It
  * has one again when it answers. */
-static void test_none_while_overdue(void)
+TEST(none_while_overdue)
 {
     uint64_t seq, from;
     int nic;
@@ -95,12 +95,6 @@ static void test_none_while_overdue(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"slow_once", test_slow_once},
-    {"none_while_overdue", test_none_while_overdue},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {
@@ -108,5 +102,5 @@ int main(int argc, char **argv)
         "100",         NULL};
 
     remote_engine(2, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -20,7 +20,7 @@ static bool has_waited_since(struct r2_peer *p, uint64_t since)
 }
 
 /* A process that was stopped without a path has not waited meanwhile. */
-static void test_sleep_is_no_wait(void)
+TEST(sleep_is_no_wait)
 {
     struct r2_ep *a;
     struct r2_peer *p;
@@ -52,12 +52,10 @@ static void test_sleep_is_no_wait(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {{"sleep_is_no_wait", test_sleep_is_no_wait}, {0}};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_RAMP", "0", "R2CCL_NO_PATH_TIMEOUT", "6s", NULL};
 
     remote_engine(2, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

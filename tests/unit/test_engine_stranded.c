@@ -55,7 +55,7 @@ static uint64_t carry(struct r2_ep *ep, struct r2_ep *via)
 }
 
 /* The home NIC lives, but the receiver could not register the buffer with its NIC of that rail. */
-static void test_home_without_key(void)
+TEST(home_without_key)
 {
     struct r2_ep *a, *b;
     struct r2_req *req;
@@ -88,7 +88,7 @@ static void weigh(struct r2_ep *ep, unsigned permille)
 
 /* One message after the other, each when the one before is over, so that the connection has nothing
  * to send in between: none waits for the peer's next tick. */
-static void test_every_message_at_once(void)
+TEST(every_message_at_once)
 {
     struct r2_ep *a, *b;
     struct r2_bulk c;
@@ -116,7 +116,7 @@ static void test_every_message_at_once(void)
 }
 
 /* Only the warm spare of weight 0 has a key. */
-static void test_weight_zero_alone(void)
+TEST(weight_zero_alone)
 {
     struct r2_ep *a, *b;
     struct r2_req *req;
@@ -134,7 +134,7 @@ static void test_weight_zero_alone(void)
 }
 
 /* Sockets that stood in before, and stand by now, are the only way for memory without keys. */
-static void test_sockets_that_stand_by(void)
+TEST(sockets_that_stand_by)
 {
     struct r2_ep *a, *b, *tcp, *again;
     struct r2_req *req;
@@ -169,19 +169,11 @@ static void test_sockets_that_stand_by(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"home_without_key", test_home_without_key},
-    {"every_message_at_once", test_every_message_at_once},
-    {"weight_zero_alone", test_weight_zero_alone},
-    {"sockets_that_stand_by", test_sockets_that_stand_by},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_CHUNK", "32K", "R2CCL_MODE", "migrate", NULL};
 
     fake_offers = R2_OFFER_ROCE;
     remote_engine(2, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

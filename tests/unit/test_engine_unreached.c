@@ -89,7 +89,7 @@ static void plain_looks(int times)
         r2_nicreach_look(r2_now_ns());
 }
 
-static void test_loopback(void)
+TEST(loopback)
 {
     begin();
     CHECK(remote_command(plain_looks, 2 * LOOKS));
@@ -115,22 +115,6 @@ static void wait_trusted(int nic)
     CHECK(r2_nic_trusted(nic));
 }
 
-/* Of weight 0, or drained. */
-static void test_not_counted_on(void)
-{
-    begin();
-    CHECK(remote_command(set_aside, 1));
-    nothing(1);
-    CHECK(remote_command(remote_drain, 1));
-    CHECK(remote_command(count_in, 1));
-    looks(2 * LOOKS);
-    CHECK(!marked(1));
-    CHECK_EQ(warned(1, WORD), 0);
-    CHECK(remote_command(remote_undrain, 1));
-    wait_trusted(1);
-    remote_end(&r);
-}
-
 static void forget_rnics(int from)
 {
     struct r2_peer *p = r.conn->peer;
@@ -142,7 +126,7 @@ static void forget_rnics(int from)
 }
 
 /* The other end has fewer NICs: only one of ours that is in the same subnet was to reach it. */
-static void test_fewer_there(void)
+TEST(fewer_there)
 {
     remote_new(&r, true, 1);
     CHECK(remote_open(&r, 1));
@@ -161,8 +145,24 @@ static void test_fewer_there(void)
     remote_end(&r);
 }
 
+/* Of weight 0, or drained. */
+TEST(not_counted_on)
+{
+    begin();
+    CHECK(remote_command(set_aside, 1));
+    nothing(1);
+    CHECK(remote_command(remote_drain, 1));
+    CHECK(remote_command(count_in, 1));
+    looks(2 * LOOKS);
+    CHECK(!marked(1));
+    CHECK_EQ(warned(1, WORD), 0);
+    CHECK(remote_command(remote_undrain, 1));
+    wait_trusted(1);
+    remote_end(&r);
+}
+
 /* The peer says that its NIC is down. */
-static void test_down_there(void)
+TEST(down_there)
 {
     begin();
     CHECK_EQ(remote_nic(fake_find(r.id, 0, 0, 0), 1, false, 5), 0);
@@ -173,7 +173,7 @@ static void test_down_there(void)
 }
 
 /* No NIC reaches the peer any more: none stands out. */
-static void test_nobody_serves(void)
+TEST(nobody_serves)
 {
     begin();
     fake_fail(fake_find(r.id, 0, 0, 0), ECONNRESET, false);
@@ -221,7 +221,7 @@ static void look_after_it(int nic)
 
 /* The peer's process is stopped: its kernel takes what comes, also over the NIC, and answers on the
  * path that is up. */
-static void test_stopped_process(void)
+TEST(stopped_process)
 {
     begin();
     taken = false;
@@ -250,7 +250,7 @@ static bool unanswered(const struct r2_ep *ep)
 }
 
 /* The peer's host stands still: the path that serves is up, and does not answer in this moment. */
-static void test_host_stands_still(void)
+TEST(host_stands_still)
 {
     struct r2_ep *ep;
 
@@ -267,7 +267,7 @@ static void test_host_stands_still(void)
 }
 
 /* Said after ten looks, once, whatever becomes of its state; taken back by the first path. */
-static void test_told(void)
+TEST(told)
 {
     struct r2_ep *ep;
 
@@ -303,18 +303,6 @@ static void test_told(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"loopback", test_loopback},
-    {"fewer_there", test_fewer_there},
-    {"not_counted_on", test_not_counted_on},
-    {"down_there", test_down_there},
-    {"nobody_serves", test_nobody_serves},
-    {"stopped_process", test_stopped_process},
-    {"host_stands_still", test_host_stands_still},
-    {"told", test_told},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {
@@ -322,5 +310,5 @@ int main(int argc, char **argv)
         "60s",        "R2CCL_GREY", "0",          NULL};
 
     remote_engine(3, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

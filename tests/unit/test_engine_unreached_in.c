@@ -67,7 +67,7 @@ static int asked(void)
 }
 
 /* The sender's host stands still: nobody is asked. */
-static void test_host_stands_still(void)
+TEST(host_stands_still)
 {
     int before;
 
@@ -84,7 +84,7 @@ static void test_host_stands_still(void)
 }
 
 /* Its kernel takes the connections, and its process has no time for them. */
-static void test_stopped_process(void)
+TEST(stopped_process)
 {
     begin(NICS);
     for (int i = 0; i < NICS; i++)
@@ -94,7 +94,7 @@ static void test_stopped_process(void)
 }
 
 /* It says that its NICs are down, or has a single one, which is in no subnet of our others. */
-static void test_nobody_to_ask(void)
+TEST(nobody_to_ask)
 {
     int before;
 
@@ -114,7 +114,7 @@ static void test_nobody_to_ask(void)
 
 /* NIC 1: silence. 2: refusals. 3: the sender answers, whether or not it comes over it. What is said
  * is said once, and taken back when somebody answers. */
-static void test_told(void)
+TEST(told)
 {
     uint64_t began = r2_now_ns();
     int before;
@@ -149,14 +149,6 @@ static void test_told(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"host_stands_still", test_host_stands_still},
-    {"stopped_process", test_stopped_process},
-    {"nobody_to_ask", test_nobody_to_ask},
-    {"told", test_told},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {
@@ -166,5 +158,5 @@ int main(int argc, char **argv)
     remote_engine(NICS, env);
     for (int i = 0; i < NICS; i++)
         remote_command(set_subnet, i);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

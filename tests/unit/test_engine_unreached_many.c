@@ -5,7 +5,7 @@
 
 /* Eleven are to be told, eight are asked at a time, and the engine looks by itself as well: all are
  * told after 19 to 21 looks. Where the first eight always come first it takes 27 or more. */
-static void test_each_in_its_turn(void)
+TEST(each_in_its_turn)
 {
     int told = 0, looks = 0;
 
@@ -25,11 +25,6 @@ static void test_each_in_its_turn(void)
     remote_end(&r);
 }
 
-static const struct check_test tests[] = {
-    {"each_in_its_turn", test_each_in_its_turn},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {
@@ -39,5 +34,5 @@ int main(int argc, char **argv)
     remote_engine(NICS, env);
     for (int i = 0; i < NICS; i++)
         remote_command(set_subnet, i);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

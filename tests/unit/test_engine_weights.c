@@ -91,7 +91,52 @@ static uint32_t one(int nic)
     return b.len;
 }
 
-static void test_limited_share(void)
+/* What a path carried beside its siblings says nothing of its NIC once it is down. */
+TEST(down_is_not_behind)
+{
+    uint64_t now = r2_now_ns();
+    struct r2_peer *p;
+
+    begin(2);
+    p = r.conn->peer;
+    r2_peer_lock(p);
+    for (int i = 0; i < 2; i++) {
+        remote_shows(path_of(i), 1000000000, i ? 50000000 : 1000000000);
+        path_of(i)->watch.judged_at = now;
+    }
+    r2_peer_watch_grey(p, now);
+    CHECK_GT(r2_grey_nic_behind(1), 0);
+    r2_peer_unlock(p);
+    fake_fail(ep[1], ECONNRESET, false);
+    CHECK_EQ(r2_grey_nic_behind(1), 0);
+    remote_end(&r);
+}
+
+/* A warm spare carries nothing, so it shows nothing, neither that more is to be had nor that it is
+ * not: what a path is held to fades beside the siblings that do carry, and only those. */
+TEST(spare_is_no_sibling)
+{
+    begin(3);
+    for (int spare = 1; spare >= 0; spare--) {
+        struct r2_peer *p = r.conn->peer;
+        uint64_t best;
+
+        weigh(2, spare ? 0 : R2_WEIGHT_FULL);
+        r2_peer_lock(p);
+        for (int i = 0; i < 3; i++)
+            remote_shows(path_of(i), 1000000000, i == 2 ? 0 : 50000000);
+        r2_peer_watch_grey(p, r2_now_ns());
+        best = path_of(0)->watch.best_rate;
+        r2_peer_unlock(p);
+        if (spare)
+            CHECK_LT(best, 400000000);
+        else
+            CHECK_EQ(best, 1000000000);
+    }
+    remote_end(&r);
+}
+
+TEST(limited_share)
 {
     uint64_t sent[2] = {0}, declined = 0;
     struct r2_req *req;
@@ -122,7 +167,7 @@ static void test_limited_share(void)
 }
 
 /* The limited path is asked again as soon as the others have sent enough, by nobody but them. */
-static void test_limited_is_asked_again(void)
+TEST(limited_is_asked_again)
 {
     int before;
 
@@ -140,7 +185,7 @@ static void test_limited_is_asked_again(void)
 }
 
 /* Being slow is told, and limits nothing by itself: the measured rate does (test_pathrate). */
-static void test_slow_is_no_limit(void)
+TEST(slow_is_no_limit)
 {
     begin(2);
     post();
@@ -169,7 +214,7 @@ static void windows(uint64_t *t, int n, uint64_t took, uint64_t rate)
 
 /* Chunks are short while a path is slow, not while it only loses packets; the weight that is told
  * follows from one to the other. */
-static void test_slow_and_lossy_in_turn(void)
+TEST(slow_and_lossy_in_turn)
 {
     uint64_t t = r2_now_ns();
     const struct r2_path *path;
@@ -199,7 +244,7 @@ static void test_slow_and_lossy_in_turn(void)
     remote_end(&r);
 }
 
-static void test_spare_takes_over(void)
+TEST(spare_takes_over)
 {
     begin(2);
     weigh(1, 0);
@@ -214,7 +259,7 @@ static void test_spare_takes_over(void)
 }
 
 /* A sibling whose heartbeat is overdue holds nobody's share up. */
-static void test_silent_sibling(void)
+TEST(silent_sibling)
 {
     begin(2);
     weigh(1, 100);
@@ -231,7 +276,7 @@ static void test_silent_sibling(void)
     remote_end(&r);
 }
 
-static void test_equal_weights_cost_nothing(void)
+TEST(equal_weights_cost_nothing)
 {
     begin(2);
     post();
@@ -247,7 +292,7 @@ static void test_equal_weights_cost_nothing(void)
     remote_end(&r);
 }
 
-static void test_verdict_local(void)
+TEST(verdict_local)
 {
     struct r2_ep *again;
 
@@ -270,7 +315,7 @@ static bool nic_back(int nic, int ms)
 
 /* A broken NIC's own host still hands over what its processes say to each other by that NIC's
  * address: that proves nothing, an answer from elsewhere does. */
-static void test_within_the_node(void)
+TEST(within_the_node)
 {
     struct r2_wire_addr addr;
     struct r2_ep *again;
@@ -300,66 +345,6 @@ static void test_within_the_node(void)
     }
 }
 
-/* A warm spare carries nothing, so it shows nothing, neither that more is to be had nor that it is
- * not: what a path is held to fades beside the siblings that do carry, and only those. */
-static void test_spare_is_no_sibling(void)
-{
-    begin(3);
-    for (int spare = 1; spare >= 0; spare--) {
-        struct r2_peer *p = r.conn->peer;
-        uint64_t best;
-
-        weigh(2, spare ? 0 : R2_WEIGHT_FULL);
-        r2_peer_lock(p);
-        for (int i = 0; i < 3; i++)
-            remote_shows(path_of(i), 1000000000, i == 2 ? 0 : 50000000);
-        r2_peer_watch_grey(p, r2_now_ns());
-        best = path_of(0)->watch.best_rate;
-        r2_peer_unlock(p);
-        if (spare)
-            CHECK_LT(best, 400000000);
-        else
-            CHECK_EQ(best, 1000000000);
-    }
-    remote_end(&r);
-}
-
-/* What a path carried beside its siblings says nothing of its NIC once it is down. */
-static void test_down_is_not_behind(void)
-{
-    uint64_t now = r2_now_ns();
-    struct r2_peer *p;
-
-    begin(2);
-    p = r.conn->peer;
-    r2_peer_lock(p);
-    for (int i = 0; i < 2; i++) {
-        remote_shows(path_of(i), 1000000000, i ? 50000000 : 1000000000);
-        path_of(i)->watch.judged_at = now;
-    }
-    r2_peer_watch_grey(p, now);
-    CHECK_GT(r2_grey_nic_behind(1), 0);
-    r2_peer_unlock(p);
-    fake_fail(ep[1], ECONNRESET, false);
-    CHECK_EQ(r2_grey_nic_behind(1), 0);
-    remote_end(&r);
-}
-
-static const struct check_test tests[] = {
-    {"down_is_not_behind", test_down_is_not_behind},
-    {"spare_is_no_sibling", test_spare_is_no_sibling},
-    {"limited_share", test_limited_share},
-    {"limited_is_asked_again", test_limited_is_asked_again},
-    {"slow_is_no_limit", test_slow_is_no_limit},
-    {"slow_and_lossy_in_turn", test_slow_and_lossy_in_turn},
-    {"spare_takes_over", test_spare_takes_over},
-    {"silent_sibling", test_silent_sibling},
-    {"equal_weights_cost_nothing", test_equal_weights_cost_nothing},
-    {"verdict_local", test_verdict_local},
-    {"within_the_node", test_within_the_node},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static const char *const env[] = {
@@ -370,5 +355,5 @@ int main(int argc, char **argv)
         return 1;
     remote_wired = true;
     remote_engine(3, env);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -24,7 +24,25 @@ static void text_is(const char *want)
     CHECK_STR(text, want);
 }
 
-static void test_healthy(void)
+TEST(after_operations)
+{
+    uint64_t retry;
+
+    set((struct r2_fault){.kind = R2_SEG_FAULT_BLACKHOLE, .tx = true, .rx = true, .after_ops = 3});
+    for (int i = 0; i < 2; i++) {
+        r2_fault_op();
+        CHECK_EQ(r2_fault_allow(NIC, R2_FAULT_TX, 1 << 20, &retry), 1 << 20);
+        CHECK(!r2_fault_is(NIC, R2_SEG_FAULT_BLACKHOLE, R2_FAULT_TX));
+    }
+    r2_fault_op();
+    CHECK(r2_fault_is(NIC, R2_SEG_FAULT_BLACKHOLE, R2_FAULT_TX));
+    CHECK_EQ(r2_fault_allow(NIC, R2_FAULT_TX, 1, &retry), 0);
+    r2_fault_clear(NIC);
+    r2_fault_op();
+    CHECK(r2_fault_none(NIC));
+}
+
+TEST(healthy)
 {
     uint64_t retry;
 
@@ -34,7 +52,7 @@ static void test_healthy(void)
     text_is("");
 }
 
-static void test_directions(void)
+TEST(directions)
 {
     uint64_t retry = 1;
 
@@ -54,7 +72,7 @@ static void test_directions(void)
     CHECK_EQ(allow(R2_FAULT_TX, 100, &retry), 100);
 }
 
-static void test_after_bytes(void)
+TEST(after_bytes)
 {
     uint64_t retry;
 
@@ -72,7 +90,7 @@ static void test_after_bytes(void)
     r2_fault_clear(NIC);
 }
 
-static void test_until(void)
+TEST(until)
 {
     uint64_t now = r2_now_ns(), retry;
 
@@ -86,7 +104,7 @@ static void test_until(void)
 }
 
 /* The time counts from when the fault strikes, not from the command. */
-static void test_until_after_bytes(void)
+TEST(until_after_bytes)
 {
     uint64_t before, retry;
 
@@ -104,7 +122,7 @@ static void test_until_after_bytes(void)
     text_is("");
 }
 
-static void test_slow(void)
+TEST(slow)
 {
     uint64_t t0 = r2_now_ns(), retry, bytes = 0, paid;
 
@@ -124,7 +142,7 @@ static void test_slow(void)
     r2_fault_clear(NIC);
 }
 
-static void test_loss(void)
+TEST(loss)
 {
     uint64_t retry, now;
 
@@ -146,7 +164,7 @@ static void test_loss(void)
 
 /* What was allowed and did not move is not counted: readers ask for all that they could take, and
  * find a few bytes or none. */
-static void test_unmoved(void)
+TEST(unmoved)
 {
     uint64_t retry, moved = 0;
 
@@ -174,40 +192,4 @@ static void test_unmoved(void)
     CHECK_EQ(allow(R2_FAULT_TX, 1, &retry), 0);
     r2_fault_clear(NIC);
     r2_fault_unmoved(NIC, R2_FAULT_TX, 1);
-}
-
-static void test_after_operations(void)
-{
-    uint64_t retry;
-
-    set((struct r2_fault){.kind = R2_SEG_FAULT_BLACKHOLE, .tx = true, .rx = true, .after_ops = 3});
-    for (int i = 0; i < 2; i++) {
-        r2_fault_op();
-        CHECK_EQ(r2_fault_allow(NIC, R2_FAULT_TX, 1 << 20, &retry), 1 << 20);
-        CHECK(!r2_fault_is(NIC, R2_SEG_FAULT_BLACKHOLE, R2_FAULT_TX));
-    }
-    r2_fault_op();
-    CHECK(r2_fault_is(NIC, R2_SEG_FAULT_BLACKHOLE, R2_FAULT_TX));
-    CHECK_EQ(r2_fault_allow(NIC, R2_FAULT_TX, 1, &retry), 0);
-    r2_fault_clear(NIC);
-    r2_fault_op();
-    CHECK(r2_fault_none(NIC));
-}
-
-static const struct check_test tests[] = {
-    {"after_operations", test_after_operations},
-    {"healthy", test_healthy},
-    {"directions", test_directions},
-    {"after_bytes", test_after_bytes},
-    {"until", test_until},
-    {"until_after_bytes", test_until_after_bytes},
-    {"slow", test_slow},
-    {"loss", test_loss},
-    {"unmoved", test_unmoved},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

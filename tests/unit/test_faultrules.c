@@ -15,7 +15,7 @@ static int parse(const char *text)
     return r2_fault_rules_parse(text, rules, err, sizeof(err));
 }
 
-static void test_kinds(void)
+TEST(kinds)
 {
     CHECK_EQ(parse("eth1 blackhole; nic=eth2 kind=error\n 10.0.0.1 slow=100mbit ;eth4 loss=0.5%;"
                    "eth5 slow=1.5MB/s; eth1 recover at=5s;"),
@@ -34,7 +34,7 @@ static void test_kinds(void)
     CHECK_EQ(parse(" ; \n"), 0);
 }
 
-static void test_options(void)
+TEST(options)
 {
     CHECK_EQ(parse("eth1 blackhole direction=rx after=1G ops=7 for=500ms at=2 node=node-b rank=3"),
              1);
@@ -47,7 +47,7 @@ static void test_options(void)
     CHECK_EQ(rules[0].rank, 3);
 }
 
-static void test_bad(void)
+TEST(bad)
 {
     static const char *const bad[] = {"eth1",
                                       "eth1 fire",
@@ -74,7 +74,7 @@ static void test_bad(void)
 }
 
 /* Where the program has chosen a locale with a decimal comma, the point stays the point. */
-static void test_comma(void)
+TEST(comma)
 {
     char dir[] = "/tmp/r2-locale-XXXXXX", command[128];
     bool made;
@@ -99,7 +99,7 @@ static void test_comma(void)
     CHECK_EQ(system(command), 0);
 }
 
-static void test_most(void)
+TEST(most)
 {
     char text[(R2_FAULT_RULES + 1) * 8 + 1] = "";
 
@@ -110,7 +110,7 @@ static void test_most(void)
     CHECK_EQ(parse(text), -EINVAL);
 }
 
-static void test_fuzz(void)
+TEST(fuzz)
 {
     static const char letters[] = "eth1 =;\n.0123slow=lossat:for\xff%";
 
@@ -123,19 +123,4 @@ static void test_fuzz(void)
         text[n] = '\0';
         CHECK_LE(parse(text), R2_FAULT_RULES);
     }
-}
-
-static const struct check_test tests[] = {
-    {"kinds", test_kinds},
-    {"options", test_options},
-    {"bad", test_bad},
-    {"comma", test_comma},
-    {"most", test_most},
-    {"fuzz", test_fuzz},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

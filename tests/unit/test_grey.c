@@ -2,7 +2,7 @@
  * and no other? It cannot prove what real paths show: tests/py/test_grey.py. */
 #include "grey_sim.h"
 
-static void test_slow_and_back(void)
+TEST(slow_and_back)
 {
     char reason[R2_GREY_REASON];
 
@@ -33,7 +33,7 @@ static void test_slow_and_back(void)
 }
 
 /* 100 Gbit/s: all that is slow about it takes microseconds. */
-static void test_fast_nics(void)
+TEST(fast_nics)
 {
     set_up(4, 12500 * MB, 0);
     for (int i = 0; i < count; i++) {
@@ -47,7 +47,7 @@ static void test_fast_nics(void)
     expect_full(2);
 }
 
-static void test_unequal_by_design(void)
+TEST(unequal_by_design)
 {
     set_up(4, 125 * MB, 1250 * MB);
     fall(&sims[1], 375 * MB);
@@ -74,7 +74,7 @@ static uint32_t beside(int self)
 }
 
 /* A path that never was faster is seen beside its siblings, in proportion to what is announced. */
-static void test_beside_siblings(void)
+TEST(beside_siblings)
 {
     set_up(4, 125 * MB, 0);
     fall(&sims[3], 12 * MB);
@@ -98,7 +98,7 @@ static void test_beside_siblings(void)
     CHECK_EQ(beside(0), 0);
 }
 
-static void test_idle_is_not_judged(void)
+TEST(idle_is_not_judged)
 {
     set_up(3, 125 * MB, 0);
     run(2 * SEC, -1);
@@ -117,7 +117,7 @@ static void test_idle_is_not_judged(void)
 }
 
 /* A busy machine: chunks come up to 20 ms late, on all paths. */
-static void test_noise(void)
+TEST(noise)
 {
     for (int k = 0; k < 5; k++) {
         set_up(4, 125 * MB, 0);
@@ -133,7 +133,7 @@ static void test_noise(void)
 }
 
 /* The other process is stopped, or a machine is busy: all paths alike. */
-static void test_all_alike(void)
+TEST(all_alike)
 {
     set_up(4, 125 * MB, 0);
     run(2 * SEC, -1);
@@ -150,7 +150,7 @@ static void test_all_alike(void)
         CHECK_EQ(sims[i].changes, 0);
 }
 
-static void test_stuck(void)
+TEST(stuck)
 {
     uint64_t from;
     bool seen = false;
@@ -170,7 +170,7 @@ static void test_stuck(void)
 }
 
 /* A burst that a shaper saved up is no speed to be held to. */
-static void test_burst_is_not_best(void)
+TEST(burst_is_not_best)
 {
     set_up(2, 2000 * MB, 0);
     run(120 * MS, -1);
@@ -181,7 +181,7 @@ static void test_burst_is_not_best(void)
     expect_full(-1);
 }
 
-static void test_announced(void)
+TEST(announced)
 {
     set_up(2, 1000 * MB, 200 * MB); /* better than it says */
     run(2 * SEC, -1);
@@ -193,7 +193,7 @@ static void test_announced(void)
     CHECK_LT(sims[0].g.factor, R2_GREY_FULL);
 }
 
-static void test_hysteresis(void)
+TEST(hysteresis)
 {
     set_up(2, 125 * MB, 0);
     run(2 * SEC, -1);
@@ -207,7 +207,7 @@ static void test_hysteresis(void)
     expect_full(-1);
 }
 
-static void test_restart_remembers(void)
+TEST(restart_remembers)
 {
     set_up(2, 125 * MB, 0);
     run(2 * SEC, -1);
@@ -218,43 +218,9 @@ static void test_restart_remembers(void)
     CHECK_LT(sims[0].g.factor, 200);
 }
 
-static void test_loss(void)
-{
-    char reason[R2_GREY_REASON];
-
-    set_up(4, 125 * MB, 0);
-    run(2 * SEC, -1);
-    for (int i = 0; i < count; i++)
-        sims[i].loss_ppm = 30000; /* the switch that all share */
-    run(4 * SEC, -1);
-    expect_full(-1);
-    for (int i = 1; i < count; i++)
-        sims[i].loss_ppm = 500;
-    run(4 * SEC, -1);
-    CHECK_EQ(sims[0].g.factor, R2_GREY_LOSSY);
-    expect_full(0);
-    r2_grey_reason(&sims[0].g, reason, sizeof(reason));
-    CHECK_MSG(strncmp(reason, "lossy: ", 7) == 0, "%s", reason);
-    sims[0].loss_ppm = 5000; /* between the limits: stays */
-    run(4 * SEC, -1);
-    CHECK_EQ(sims[0].g.factor, R2_GREY_LOSSY);
-    sims[0].loss_ppm = 0;
-    run(4 * SEC, -1);
-    expect_full(-1);
-    CHECK_EQ(sims[0].changes, 2);
-}
-
-static void test_loss_within_a_second(void)
-{
-    set_up(2, 125 * MB, 0);
-    run(2 * SEC + 10 * MS, -1);
-    sims[1].loss_ppm = 50000;
-    CHECK_LE(run(3 * SEC, 1), SEC + 25 * MS);
-}
-
 /* A machine with no core to spare: acknowledgements are seen in heaps when the thread runs, and the
  * measured rate, a maximum, shows many times what the link can. The link's rate stays the best. */
-static void test_seen_in_heaps(void)
+TEST(seen_in_heaps)
 {
     struct r2_grey *all[PATHS];
     uint64_t due[PATHS], sent[PATHS], one = 64 * KIB * SEC / (12 * MB), spike = 0;
@@ -291,7 +257,7 @@ static void test_seen_in_heaps(void)
 
 /* The threads of one path are kept waiting, again and again: its chunks come late, but its delivery
  * rate, a maximum, is what it was. */
-static void test_kept_waiting(void)
+TEST(kept_waiting)
 {
     struct r2_grey *all[2];
 
@@ -340,7 +306,7 @@ static uint64_t window(uint64_t took, uint64_t rate)
 
 /* A window above the limit, or a delivery rate that is back, contradicts slowness; one in between,
  * with the rate still down, does not: it may be a shaper's savings. */
-static void test_count_of_windows(void)
+TEST(count_of_windows)
 {
     static const struct {
         uint64_t took, rate;
@@ -369,7 +335,7 @@ static void test_count_of_windows(void)
 }
 
 /* Slow, then only lossy, then slow as well: each is told, though the factor hardly moves. */
-static void test_reason_changes(void)
+TEST(reason_changes)
 {
     set_up(4, 125 * MB, 0);
     run(2 * SEC, -1);
@@ -389,29 +355,36 @@ static void test_reason_changes(void)
     expect_full(0);
 }
 
-static const struct check_test tests[] = {
-    {"slow_and_back", test_slow_and_back},
-    {"fast_nics", test_fast_nics},
-    {"unequal_by_design", test_unequal_by_design},
-    {"beside_siblings", test_beside_siblings},
-    {"idle_is_not_judged", test_idle_is_not_judged},
-    {"noise", test_noise},
-    {"all_alike", test_all_alike},
-    {"stuck", test_stuck},
-    {"burst_is_not_best", test_burst_is_not_best},
-    {"announced", test_announced},
-    {"hysteresis", test_hysteresis},
-    {"restart_remembers", test_restart_remembers},
-    {"seen_in_heaps", test_seen_in_heaps},
-    {"kept_waiting", test_kept_waiting},
-    {"count_of_windows", test_count_of_windows},
-    {"reason_changes", test_reason_changes},
-    {"loss", test_loss},
-    {"loss_within_a_second", test_loss_within_a_second},
-    {0},
-};
-
-int main(int argc, char **argv)
+TEST(loss)
 {
-    return check_main(argc, argv, tests);
+    char reason[R2_GREY_REASON];
+
+    set_up(4, 125 * MB, 0);
+    run(2 * SEC, -1);
+    for (int i = 0; i < count; i++)
+        sims[i].loss_ppm = 30000; /* the switch that all share */
+    run(4 * SEC, -1);
+    expect_full(-1);
+    for (int i = 1; i < count; i++)
+        sims[i].loss_ppm = 500;
+    run(4 * SEC, -1);
+    CHECK_EQ(sims[0].g.factor, R2_GREY_LOSSY);
+    expect_full(0);
+    r2_grey_reason(&sims[0].g, reason, sizeof(reason));
+    CHECK_MSG(strncmp(reason, "lossy: ", 7) == 0, "%s", reason);
+    sims[0].loss_ppm = 5000; /* between the limits: stays */
+    run(4 * SEC, -1);
+    CHECK_EQ(sims[0].g.factor, R2_GREY_LOSSY);
+    sims[0].loss_ppm = 0;
+    run(4 * SEC, -1);
+    expect_full(-1);
+    CHECK_EQ(sims[0].changes, 2);
+}
+
+TEST(loss_within_a_second)
+{
+    set_up(2, 125 * MB, 0);
+    run(2 * SEC + 10 * MS, -1);
+    sims[1].loss_ppm = 50000;
+    CHECK_LE(run(3 * SEC, 1), SEC + 25 * MS);
 }

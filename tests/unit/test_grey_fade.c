@@ -4,7 +4,7 @@
 
 /* One NIC was faster than the others for a while, then all have the same limit for good. It is not
  * slow beside them, what it is held to fades, and a real fall is measured by the new limit. */
-static void test_limit_for_good(void)
+TEST(limit_for_good)
 {
     set_up(4, 50 * MB, 0);
     sims[0].rtt = sims[0].noise = 5 * US;
@@ -32,7 +32,7 @@ static void test_limit_for_good(void)
 
 /* Siblings show what it should carry: at a tenth it is slow for as long as they do, however long.
  */
-static void test_slow_for_long(void)
+TEST(slow_for_long)
 {
     for (int paths = 2; paths <= PATHS; paths++) {
         set_up(paths, 125 * MB, 0);
@@ -54,7 +54,7 @@ static void test_slow_for_long(void)
 
 /* What idle paths do, or such that wait for the application, is no evidence: not of what they can
  * do, and not of what their sibling could. */
-static void test_no_evidence(void)
+TEST(no_evidence)
 {
     uint64_t best;
 
@@ -82,7 +82,7 @@ static void test_no_evidence(void)
 }
 
 /* Siblings that never had an occasion to show what they can. */
-static void test_level_unknown(void)
+TEST(level_unknown)
 {
     set_up(3, 125 * MB, 0);
     sims[1].limited = sims[2].limited = true;
@@ -131,14 +131,14 @@ static void two_fall(int paths, bool anew, bool at_once)
         CHECK_LT(sims[i].g.best_rate, 20 * MB);
 }
 
-static void test_two_fall(void)
+TEST(two_fall)
 {
     for (int i = 0; i < 8; i++)
         two_fall(3 + i / 4, i % 2, i / 2 % 2);
 }
 
 /* All are slowed down for a minute, by whatever they share; all but one come back. */
-static void test_one_stays_behind(void)
+TEST(one_stays_behind)
 {
     set_up(4, 125 * MB, 0);
     run(2 * SEC, -1);
@@ -161,7 +161,7 @@ static void test_one_stays_behind(void)
 }
 
 /* Siblings that are slower by design are no measure for one whose speed is announced. */
-static void test_level_by_design(void)
+TEST(level_by_design)
 {
     for (int known = 0; known < 2; known++) {
         set_up(3, 100 * MB, 0);
@@ -175,20 +175,4 @@ static void test_level_by_design(void)
         CHECK_EQ(sims[0].g.why, known ? R2_GREY_SLOW : R2_GREY_WELL);
         expect_full(0);
     }
-}
-
-static const struct check_test tests[] = {
-    {"limit_for_good", test_limit_for_good},
-    {"slow_for_long", test_slow_for_long},
-    {"no_evidence", test_no_evidence},
-    {"level_unknown", test_level_unknown},
-    {"two_fall", test_two_fall},
-    {"one_stays_behind", test_one_stays_behind},
-    {"level_by_design", test_level_by_design},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -21,7 +21,7 @@ static const struct {
 #define ROWS (int)(sizeof(rows) / sizeof(rows[0]))
 
 /* Every pair does what its row says, and only what a row says; no pair has two. */
-static void test_every_pair(void)
+TEST(every_pair)
 {
     int used = 0;
 
@@ -78,14 +78,14 @@ static void walk(enum r2_health_state s, int depth)
     }
 }
 
-static void test_every_walk(void)
+TEST(every_walk)
 {
     for (int s = 0; s < R2_HEALTH_STATES; s++)
         walk((enum r2_health_state)s, 6);
 }
 
 /* From everywhere there is a way back to healthy. */
-static void test_a_way_back(void)
+TEST(a_way_back)
 {
     for (int s = 0; s < R2_HEALTH_STATES; s++) {
         bool seen[R2_HEALTH_STATES] = {false};
@@ -103,7 +103,7 @@ static void test_a_way_back(void)
     CHECK(!r2_health_carries((enum r2_health_state)99));
 }
 
-static void test_ramp(void)
+TEST(ramp)
 {
     uint32_t last = 0;
 
@@ -122,7 +122,7 @@ static void test_ramp(void)
     CHECK_EQ(r2_health_ramp(1, 2), 50); /* shorter than its own unit: no division by 0 */
 }
 
-static void test_backoff(void)
+TEST(backoff)
 {
     uint64_t last = 0;
 
@@ -138,7 +138,7 @@ static void test_backoff(void)
 }
 
 /* Never more than what was to be waited, never less than four fifths, and all of that range. */
-static void test_jitter(void)
+TEST(jitter)
 {
     static const uint64_t waits[] = {0, 1, 4, 10 * MS, SEC, UINT64_MAX};
 
@@ -160,7 +160,7 @@ static void test_jitter(void)
 static const struct r2_damp_rules rules = {
     .suppress = 3000, .reuse = 1000, .half_life_ns = 60 * SEC, .max_suppress_ns = 600 * SEC};
 
-static void test_damp_rare(void)
+TEST(damp_rare)
 {
     struct r2_damp d = {0};
 
@@ -171,7 +171,7 @@ static void test_damp_rare(void)
     CHECK(!r2_damp_tick(&d, &rules, 10000 * 60 * SEC));
 }
 
-static void test_damp_flaps(void)
+TEST(damp_flaps)
 {
     struct r2_damp d = {0};
     uint64_t now = SEC, until;
@@ -196,7 +196,7 @@ static void test_damp_flaps(void)
     CHECK(r2_damp_failure(&d, &rules, now + 2));
 }
 
-static void test_damp_ceiling(void)
+TEST(damp_ceiling)
 {
     struct r2_damp d = {0};
     uint64_t now = SEC, until;
@@ -212,7 +212,7 @@ static void test_damp_ceiling(void)
 
 /* A longest time in which not even one failure fades bounds the suppression, and does not switch
  * it off. */
-static void test_damp_short(void)
+TEST(damp_short)
 {
     const struct r2_damp_rules r = {
         .suppress = 3000, .reuse = 1000, .half_life_ns = 60 * SEC, .max_suppress_ns = 5 * SEC};
@@ -230,7 +230,7 @@ static void test_damp_short(void)
     CHECK(r2_damp_failure(&d, &r, 10 * SEC)); /* it is not forgotten */
 }
 
-static void test_damp_words(void)
+TEST(damp_words)
 {
     const struct r2_damp_rules never = {.suppress = 0, .reuse = 1, .half_life_ns = SEC};
     struct r2_damp d = {0};
@@ -250,7 +250,7 @@ static void test_damp_words(void)
 }
 
 /* Random failures: the penalty is the sum of what is left of each, as a naive sum has it. */
-static void test_damp_model(void)
+TEST(damp_model)
 {
     for (unsigned long round = 0; round < check_rounds(200); round++) {
         struct r2_damp_rules r = {.suppress = 1 + (uint32_t)check_below(9000),
@@ -280,25 +280,4 @@ static void test_damp_model(void)
             }
         }
     }
-}
-
-static const struct check_test tests[] = {
-    {"every_pair", test_every_pair},
-    {"every_walk", test_every_walk},
-    {"a_way_back", test_a_way_back},
-    {"ramp", test_ramp},
-    {"backoff", test_backoff},
-    {"jitter", test_jitter},
-    {"damp_rare", test_damp_rare},
-    {"damp_flaps", test_damp_flaps},
-    {"damp_ceiling", test_damp_ceiling},
-    {"damp_short", test_damp_short},
-    {"damp_words", test_damp_words},
-    {"damp_model", test_damp_model},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

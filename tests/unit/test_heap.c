@@ -27,7 +27,7 @@ static void add(struct r2_heap *h, int i, uint64_t key)
 
 /* Adds, removes from anywhere and takes the first, as timers are set, moved and fired; few keys, so
  * that many are equal. */
-static void test_as_an_array(void)
+TEST(as_an_array)
 {
     struct r2_heap h = {0};
     int count = 0;
@@ -66,14 +66,4 @@ static void test_as_an_array(void)
         r2_heap_remove(&h, h.first);
     }
     CHECK(!h.first);
-}
-
-static const struct check_test tests[] = {
-    {"as_an_array", test_as_an_array},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -7,7 +7,7 @@
 #define MS UINT64_C(1000000)
 #define SEC UINT64_C(1000000000)
 
-static void test_misses(void)
+TEST(misses)
 {
     CHECK_EQ(r2_hb_misses(100 * MS, 3, 0, 0), 3);
     CHECK_EQ(r2_hb_misses(100 * MS, 3, 200000, 50000), 3);
@@ -67,7 +67,7 @@ static void dead_path(uint64_t phase, bool traffic, bool hasty, uint64_t *known,
     }
 }
 
-static void test_along(void)
+TEST(along)
 {
     struct r2_hb_watch w = {.interval = 1000 * MS, .misses = 3, .look_age = 499 * MS};
 
@@ -78,7 +78,7 @@ static void test_along(void)
     CHECK_EQ(r2_hb_along(&w), R2_HB_NOT_YET);
 }
 
-static void test_dead_path(void)
+TEST(dead_path)
 {
     uint64_t sum[2] = {0};
 
@@ -103,7 +103,7 @@ static void test_dead_path(void)
 
 /* A heartbeat that was sent before the silence began says nothing about it: its answer may have
  * been lost with the bytes' own. */
-static void test_older_heartbeat(void)
+TEST(older_heartbeat)
 {
     struct r2_hb_watch w = {.interval = 100 * MS,
                             .misses = 3,
@@ -148,7 +148,7 @@ static void test_older_heartbeat(void)
 
 /* Where round trips take longer than the settings' heartbeats, more of these are waited for, and
  * what is quiet says nothing. */
-static void test_long_way(void)
+TEST(long_way)
 {
     struct r2_hb_watch w = {.interval = 100 * MS,
                             .misses = 3,
@@ -182,7 +182,7 @@ static struct r2_hb_watch later_by(struct r2_hb_watch w, uint64_t ns)
 
 /* What it says is when something happens. Of an overdue path nothing happens before; the early
  * question, which every pause of traffic would bring up, does not drive the timer. */
-static void test_next_is_when(void)
+TEST(next_is_when)
 {
     for (int i = 0; i < 100000; i++) {
         uint64_t interval = (5 + check_below(200)) * MS, next;
@@ -217,7 +217,7 @@ static void test_next_is_when(void)
 }
 
 /* Bytes that nobody acknowledges, while heartbeats are answered: one question more, no verdict. */
-static void test_asks_once(void)
+TEST(asks_once)
 {
     struct r2_hb_watch w = {.interval = 100 * MS,
                             .misses = 3,
@@ -248,7 +248,7 @@ static double per_second(const struct r2_hb_load *l, uint64_t active, uint64_t i
     return (double)l->active * 1e9 / (double)active + (double)l->idle * 1e9 / (double)idle;
 }
 
-static void test_limit(void)
+TEST(limit)
 {
     struct r2_hb_load l = {
         .active = 8, .idle = 8, .active_ns = 100 * MS, .idle_ns = SEC, .most = 1000};
@@ -280,21 +280,4 @@ static void test_limit(void)
         if (per_second(&l, l.active_ns, l.idle_ns) <= l.most)
             CHECK(active == l.active_ns && idle == l.idle_ns);
     }
-}
-
-static const struct check_test tests[] = {
-    {"misses", test_misses},
-    {"along", test_along},
-    {"dead_path", test_dead_path},
-    {"older_heartbeat", test_older_heartbeat},
-    {"long_way", test_long_way},
-    {"next_is_when", test_next_is_when},
-    {"asks_once", test_asks_once},
-    {"limit", test_limit},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

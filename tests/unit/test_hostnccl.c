@@ -118,7 +118,24 @@ static void all_reduce(int ranks, size_t count)
             CHECK_EQ(out[r][i], sum_at(ranks, i));
 }
 
-static void test_group_all_reduce(void)
+/* A process that ends without destroying anything. The first test: it forks before there are
+ * threads. */
+TEST(exit_without_destroy)
+{
+    fflush(NULL);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        start(2);
+        all_reduce(2, 5000);
+        _exit(comms[0] && comms[1] ? 0 : 1);
+    }
+    int status = -1;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+}
+
+TEST(group_all_reduce)
 {
     start(RANKS);
     for (int i = 0; i < 5; i++)
@@ -127,7 +144,7 @@ static void test_group_all_reduce(void)
 }
 
 /* Several operations of several kinds in one group, self-sends and empty ones among them. */
-static void test_group_mixed(void)
+TEST(group_mixed)
 {
     size_t count = 1 + check_below(20000);
     static int32_t root_data[RANKS][1000], extra[RANKS][RANKS * 100];
@@ -157,7 +174,7 @@ static void test_group_mixed(void)
     finish(RANKS);
 }
 
-static void test_user_reduction(void)
+TEST(user_reduction)
 {
     start(2);
     ncclRedOp_t op[2];
@@ -211,7 +228,7 @@ static void split(bool share)
         OK(nc.CommDestroy(child[r]));
 }
 
-static void test_split(void)
+TEST(split)
 {
     start(RANKS);
     split(false);
@@ -220,7 +237,7 @@ static void test_split(void)
     finish(RANKS);
 }
 
-static void test_many_generations(void)
+TEST(many_generations)
 {
     unsigned long rounds = check_rounds(20);
     for (unsigned long i = 0; i < rounds; i++) {
@@ -252,7 +269,7 @@ static double now(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
 }
 
-static void test_abort(void)
+TEST(abort)
 {
     start(2);
     pthread_t thread;
@@ -272,7 +289,7 @@ static void test_abort(void)
 
 /* One communicator is aborted in the middle of an operation while another one of the same ranks
  * goes on unharmed. */
-static void test_abort_one_of_two(void)
+TEST(abort_one_of_two)
 {
     ncclComm_t other[2];
     start(2);
@@ -291,7 +308,7 @@ static void test_abort_one_of_two(void)
     finish(2);
 }
 
-static void test_dead_peer(void)
+TEST(dead_peer)
 {
     start(2);
     pthread_t thread;
@@ -333,7 +350,7 @@ static void at_once(int ranks, void *(*run)(void *))
 }
 
 /* The last rank stands still: what the others wait in ends, and they go on without it. */
-static void test_revoke(void)
+TEST(revoke)
 {
     pthread_t threads[2];
     void *result = NULL;
@@ -364,7 +381,7 @@ static void test_revoke(void)
     finish(3); /* the last one was not revoked */
 }
 
-static void test_suspend(void)
+TEST(suspend)
 {
     start(2);
     all_reduce(2, 1000);
@@ -393,7 +410,7 @@ static void *do_grow(void *arg)
     return NULL;
 }
 
-static void test_grow(void)
+TEST(grow)
 {
     int rank = -1, count = 0;
     start(3); /* for the buffers */
@@ -442,7 +459,7 @@ static bool threads_can_start(bool can)
 
 /* What is to be made by threads that cannot be started leaves nothing behind, and lets the
  * communicator go that it was to be made of. */
-static void test_no_threads(void)
+TEST(no_threads)
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclComm_t made[2] = {NULL, NULL};
@@ -466,7 +483,7 @@ static void test_no_threads(void)
     finish(2);
 }
 
-static void test_nonblocking(void)
+TEST(nonblocking)
 {
     ncclComm_t comm[2] = {NULL, NULL};
     ncclUniqueId id;
@@ -487,7 +504,7 @@ static void test_nonblocking(void)
     }
 }
 
-static void test_bad_arguments(void)
+TEST(bad_arguments)
 {
     ncclComm_t comm = NULL;
     ncclUniqueId id;
@@ -528,7 +545,7 @@ __attribute__((noreturn)) static void leave(void)
 }
 
 /* A child that exits the ordinary way, in the middle: the parent must not notice. */
-static void test_fork(void)
+TEST(fork)
 {
     start(2);
     for (int i = 0; i < 5; i++) {
@@ -546,48 +563,13 @@ static void test_fork(void)
     finish(2);
 }
 
-/* A process that ends without destroying anything. */
-static void test_exit_without_destroy(void)
-{
-    fflush(NULL);
-    pid_t child = fork();
-    CHECK(child >= 0);
-    if (child == 0) {
-        start(2);
-        all_reduce(2, 5000);
-        _exit(comms[0] && comms[1] ? 0 : 1);
-    }
-    int status = -1;
-    CHECK_EQ(waitpid(child, &status, 0), child);
-    CHECK_EQ(status, 0);
-}
-
 int main(int argc, char **argv)
 {
-    static const struct check_test tests[] = {
-        {"exit_without_destroy", test_exit_without_destroy}, /* first: it forks before threads */
-        {"group_all_reduce", test_group_all_reduce},
-        {"group_mixed", test_group_mixed},
-        {"user_reduction", test_user_reduction},
-        {"split", test_split},
-        {"many_generations", test_many_generations},
-        {"abort", test_abort},
-        {"abort_one_of_two", test_abort_one_of_two},
-        {"dead_peer", test_dead_peer},
-        {"revoke", test_revoke},
-        {"suspend", test_suspend},
-        {"grow", test_grow},
-        {"no_threads", test_no_threads},
-        {"nonblocking", test_nonblocking},
-        {"bad_arguments", test_bad_arguments},
-        {"fork", test_fork},
-        {0},
-    };
     const char *plugin = getenv("HOSTNCCL_TEST_PLUGIN");
     setenv("NCCL_NET_PLUGIN", plugin && *plugin ? plugin : "none", 1);
     setenv("HOSTNCCL_BOOTSTRAP_ADDR", "127.0.0.1", 1);
     setenv("HOSTNCCL_SOCKET_ADDRS", "127.0.1.1,127.0.2.1", 1);
     setenv("HOSTNCCL_HARSH", "full", 0);
     load();
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

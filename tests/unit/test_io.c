@@ -92,7 +92,7 @@ static bool polls_after(enum said what, bool event)
     return r2_now_ns() - from >= SPIN_NS;
 }
 
-static void test_polls_after_work_only(void)
+TEST(polls_after_work_only)
 {
     CHECK_EQ(r2_io_start(THREADS, NULL, SPIN_NS), 0);
     fd.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -145,7 +145,7 @@ static int pollers_of_all(int allowed)
     return n;
 }
 
-static void test_no_more_poll_than_may(void)
+TEST(no_more_poll_than_may)
 {
     for (int turn = 0; turn < 2; turn++) { /* places are given back */
         r2_pause_let(THREADS);
@@ -200,7 +200,7 @@ static bool all_awake_with(int used, int one)
 }
 
 /* Something new is given to the first threads only; those that are not used need not be awake. */
-static void test_threads_in_use(void)
+TEST(threads_in_use)
 {
     CHECK_EQ(r2_io_used(), THREADS);
     for (int n = THREADS; n > 0; n--)
@@ -218,7 +218,7 @@ static void test_threads_in_use(void)
 }
 
 /* Who has just been given something, and has not begun, has something to do. */
-static void test_one_that_was_given_something(void)
+TEST(one_that_was_given_something)
 {
     struct r2_io *io = task.io;
     bool polls = false;
@@ -242,17 +242,4 @@ static void test_one_that_was_given_something(void)
         polls = r2_io_polls(io);
     }
     CHECK(polls);
-}
-
-static const struct check_test tests[] = {
-    {"polls_after_work_only", test_polls_after_work_only},
-    {"no_more_poll_than_may", test_no_more_poll_than_may},
-    {"threads_in_use", test_threads_in_use},
-    {"one_that_was_given_something", test_one_that_was_given_something},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -197,13 +197,13 @@ static void brief_event(uint64_t until)
     CHECK(lend_until(&seen, atomic_fetch_add(&written, 1) + 1));
 }
 
-static void test_caller_runs_what_is_brief(void)
+TEST(caller_runs_what_is_brief)
 {
     thread_sleeps_through(brief_event);
 }
 
 /* Each while the caller goes on polling, so that the thread must be woken for them. */
-static void test_thread_runs_the_rest(void)
+TEST(thread_runs_the_rest)
 {
     for (long i = 1; i <= ROUND; i++) {
         put(&long_fd);
@@ -215,7 +215,7 @@ static void test_thread_runs_the_rest(void)
 }
 
 /* The caller comes no more. */
-static void test_thread_takes_over(void)
+TEST(thread_takes_over)
 {
     for (int i = 0; i < ROUND; i++) {
         bool task = i % 2;
@@ -247,38 +247,8 @@ static void *polling(void *arg)
     return NULL;
 }
 
-static void test_one_after_another(void)
-{
-    pthread_t threads[CALLERS];
-    uint64_t until = r2_now_ns() + LIMIT_NS / 40;
-    long rest = atomic_load(&left_seen), n = 0;
-
-    for (int i = 0; i < CALLERS; i++)
-        CHECK_EQ(pthread_create(&threads[i], NULL, polling, NULL), 0);
-    for (; r2_now_ns() < until; n++) {
-        put(&brief_fd);
-        atomic_fetch_add(&written, 1);
-        r2_task_kick(&brief_task);
-        if (n % 8 == 0) {
-            put(&long_fd);
-            rest++;
-            r2_task_kick(&long_task);
-        }
-        await_nap();
-    }
-    CHECK(lend_until(&seen, atomic_load(&written)));
-    CHECK(lend_until(&left_seen, rest));
-    atomic_store(&stop, true);
-    for (int i = 0; i < CALLERS; i++)
-        CHECK_EQ(pthread_join(threads[i], NULL), 0);
-    CHECK_EQ(atomic_load(&seen), atomic_load(&written));
-    CHECK_EQ(atomic_load(&left_seen), rest);
-    CHECK_EQ(atomic_load(&overlaps), 0);
-    CHECK(!atomic_load(&misplaced));
-}
-
 /* One event makes work for many: the caller has other things to do, so it takes a few of them. */
-static void test_a_few_tasks_at_a_time(void)
+TEST(a_few_tasks_at_a_time)
 {
     uint64_t until = r2_now_ns() + LIMIT_NS;
     long mine = 0, want = 0;
@@ -326,13 +296,13 @@ static void event_and_two_tasks(uint64_t until)
     atomic_store(&ask_one, false);
 }
 
-static void test_left_for_the_next_look(void)
+TEST(left_for_the_next_look)
 {
     thread_sleeps_through(event_and_two_tasks);
 }
 
 /* ... and the thread's if it does not. */
-static void test_left_for_the_thread(void)
+TEST(left_for_the_thread)
 {
     uint64_t limit = r2_now_ns() + LIMIT_NS;
     int left = 0;
@@ -375,7 +345,7 @@ static void *cancelled(void *arg)
 }
 
 /* The application cancels a thread that stands in: it ends when it has given the turn back. */
-static void test_cancelled_while_it_stands_in(void)
+TEST(cancelled_while_it_stands_in)
 {
     pthread_t thread;
     void *how = NULL;
@@ -399,20 +369,38 @@ static void test_cancelled_while_it_stands_in(void)
     CHECK(lend_until(&seen, atomic_load(&written)));
 }
 
-static const struct check_test tests[] = {
-    {"caller_runs_what_is_brief", test_caller_runs_what_is_brief},
-    {"thread_runs_the_rest", test_thread_runs_the_rest},
-    {"thread_takes_over", test_thread_takes_over},
-    {"a_few_tasks_at_a_time", test_a_few_tasks_at_a_time},
-    {"left_for_the_next_look", test_left_for_the_next_look},
-    {"left_for_the_thread", test_left_for_the_thread},
-    {"cancelled_while_it_stands_in", test_cancelled_while_it_stands_in},
-    {"one_after_another", test_one_after_another},
-    {0},
-};
+TEST(one_after_another)
+{
+    pthread_t threads[CALLERS];
+    uint64_t until = r2_now_ns() + LIMIT_NS / 40;
+    long rest = atomic_load(&left_seen), n = 0;
+
+    for (int i = 0; i < CALLERS; i++)
+        CHECK_EQ(pthread_create(&threads[i], NULL, polling, NULL), 0);
+    for (; r2_now_ns() < until; n++) {
+        put(&brief_fd);
+        atomic_fetch_add(&written, 1);
+        r2_task_kick(&brief_task);
+        if (n % 8 == 0) {
+            put(&long_fd);
+            rest++;
+            r2_task_kick(&long_task);
+        }
+        await_nap();
+    }
+    CHECK(lend_until(&seen, atomic_load(&written)));
+    CHECK(lend_until(&left_seen, rest));
+    atomic_store(&stop, true);
+    for (int i = 0; i < CALLERS; i++)
+        CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    CHECK_EQ(atomic_load(&seen), atomic_load(&written));
+    CHECK_EQ(atomic_load(&left_seen), rest);
+    CHECK_EQ(atomic_load(&overlaps), 0);
+    CHECK(!atomic_load(&misplaced));
+}
 
 int main(int argc, char **argv)
 {
     begin();
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -36,7 +36,7 @@ static int beats_until_changed(uint64_t segments, uint64_t ppm, int most)
     return 0;
 }
 
-static void test_losses_halve(void)
+TEST(losses_halve)
 {
     begin(4);
     CHECK_LT(beats_until_changed(5000, 20000, 100), 4);
@@ -50,7 +50,7 @@ static void test_losses_halve(void)
     CHECK_EQ(l.now, 1);
 }
 
-static void test_few_losses_change_nothing(void)
+TEST(few_losses_change_nothing)
 {
     begin(4);
     CHECK_EQ(beats_until_changed(5000, 1000, 1000), 0); /* rare */
@@ -59,7 +59,7 @@ static void test_few_losses_change_nothing(void)
     CHECK_EQ(l.now, 4);
 }
 
-static void test_one_more_after_a_while(void)
+TEST(one_more_after_a_while)
 {
     int first, second;
 
@@ -81,7 +81,7 @@ static void test_one_more_after_a_while(void)
     CHECK_EQ(beats_until_changed(5000, 0, 3000), 0); /* not beyond what there is */
 }
 
-static void test_the_wait_has_an_end(void)
+TEST(the_wait_has_an_end)
 {
     begin(2);
     for (int i = 0; i < 20; i++) {
@@ -94,7 +94,7 @@ static void test_the_wait_has_an_end(void)
 }
 
 /* What an idle path does not lose says nothing. */
-static void test_idle_time_does_not_count(void)
+TEST(idle_time_does_not_count)
 {
     begin(4);
     CHECK(beats_until_changed(5000, 20000, 100));
@@ -105,7 +105,7 @@ static void test_idle_time_does_not_count(void)
 }
 
 /* Counters that begin anew belong to another endpoint. */
-static void test_counters_begin_anew(void)
+TEST(counters_begin_anew)
 {
     begin(4);
     for (int i = 0; i < 10; i++) {
@@ -116,18 +116,4 @@ static void test_counters_begin_anew(void)
     now += 300 * MS;
     CHECK(!r2_lanes_sample(&l, sent, resent, now));
     CHECK_EQ(l.now, 4);
-}
-
-static const struct check_test tests[] = {
-    {"losses_halve", test_losses_halve},
-    {"few_losses_change_nothing", test_few_losses_change_nothing},
-    {"one_more_after_a_while", test_one_more_after_a_while},
-    {"the_wait_has_an_end", test_the_wait_has_an_end},
-    {"idle_time_does_not_count", test_idle_time_does_not_count},
-    {"counters_begin_anew", test_counters_begin_anew},
-    {0}};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -131,7 +131,7 @@ static struct r2_leader *start(void)
 }
 
 /* Ranks connect, then they take a plan. */
-static void test_a_loss_and_a_return(void)
+TEST(a_loss_and_a_return)
 {
     struct r2_leader *l = start();
 
@@ -168,7 +168,7 @@ static void test_a_loss_and_a_return(void)
     r2_leader_free(l);
 }
 
-static void test_what_is_refused_is_proposed_again(void)
+TEST(what_is_refused_is_proposed_again)
 {
     struct r2_leader *l = start();
 
@@ -190,7 +190,7 @@ static void test_what_is_refused_is_proposed_again(void)
 }
 
 /* A rank that cannot has said why; the leader does not speak over it, and does not ask again. */
-static void test_a_vote_against(void)
+TEST(a_vote_against)
 {
     struct r2_leader *l = start();
 
@@ -217,7 +217,7 @@ static struct r2_leader *with_plan(void)
     return l;
 }
 
-static void test_plan_off(void)
+TEST(plan_off)
 {
     struct r2_leader *l = with_plan();
 
@@ -233,7 +233,7 @@ static void test_plan_off(void)
 }
 
 /* Measured slower: given up; a size above that keeps it. */
-static void test_slower(void)
+TEST(slower)
 {
     struct r2_leader *l = with_plan();
     int before = seen.proposals;
@@ -259,7 +259,7 @@ static void test_slower(void)
 
 /* Before all have said what they have nothing is planned; a rank that says nothing new, and one
  * that does not exist, change nothing. */
-static void test_reports(void)
+TEST(reports)
 {
     struct r2_leader *l = r2_leader_new(&comm, (struct r2_vote *)&dummy, RANKS, 0);
     uint32_t events, rounds;
@@ -283,18 +283,8 @@ static void test_reports(void)
     r2_leader_free(l);
 }
 
-static const struct check_test tests[] = {
-    {"a_loss_and_a_return", test_a_loss_and_a_return},
-    {"what_is_refused_is_proposed_again", test_what_is_refused_is_proposed_again},
-    {"a_vote_against", test_a_vote_against},
-    {"plan_off", test_plan_off},
-    {"slower", test_slower},
-    {"reports", test_reports},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     setenv("R2CCL_PLAN", "auto", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -43,7 +43,7 @@ static void expect_none(struct r2_send_ledger *l)
 
 /* Two neighbours are lost, one of them has a copy under way: what is repeated ends at its border.
  */
-static void test_send_cut_at_a_copy(void)
+TEST(send_cut_at_a_copy)
 {
     struct r2_send_ledger l;
     struct r2_chunk c, copy;
@@ -73,7 +73,7 @@ static void test_send_cut_at_a_copy(void)
     }
 }
 
-static void test_send_plain(void)
+TEST(send_plain)
 {
     struct reports got = {0};
     struct r2_rate_stamp stamp = {.delivered = 77, .clean = true};
@@ -116,7 +116,7 @@ static void test_send_plain(void)
     r2_send_free(&l);
 }
 
-static void test_send_partial_acks(void)
+TEST(send_partial_acks)
 {
     struct reports got = {0};
     struct r2_send_ledger l;
@@ -139,7 +139,7 @@ static void test_send_partial_acks(void)
     r2_send_free(&l);
 }
 
-static void test_send_bad_acks(void)
+TEST(send_bad_acks)
 {
     struct r2_send_ledger l;
 
@@ -160,7 +160,7 @@ static void test_send_bad_acks(void)
     r2_send_free(&l);
 }
 
-static void test_send_path_down(void)
+TEST(send_path_down)
 {
     struct r2_send_replay replayed = {.bytes = 5, .chunks = 1};
     struct reports got = {0};
@@ -203,7 +203,7 @@ static void test_send_path_down(void)
     r2_send_free(&l);
 }
 
-static void test_send_empty(void)
+TEST(send_empty)
 {
     struct reports got = {0};
     struct r2_send_ledger l;
@@ -232,7 +232,7 @@ static void test_send_empty(void)
 }
 
 /* Many chunks, acknowledged in a wild order, with several losses: arrays grow and shrink. */
-static void test_send_many(void)
+TEST(send_many)
 {
     const uint64_t total = 2000 * 128 + 5;
     struct r2_send_ledger l;
@@ -268,7 +268,7 @@ static void test_send_many(void)
 }
 
 /* Offsets beyond 4 GiB. */
-static void test_send_huge(void)
+TEST(send_huge)
 {
     const uint64_t total = (UINT64_C(1) << 40) + 1;
     struct r2_send_ledger l;
@@ -289,7 +289,7 @@ static void test_send_huge(void)
 
 /* ---- Receiver ---------------------------------------------------------------------------- */
 
-static void test_recv_plain(void)
+TEST(recv_plain)
 {
     struct r2_recv_ledger l;
 
@@ -319,7 +319,7 @@ static void test_recv_plain(void)
     r2_recv_free(&l);
 }
 
-static void test_recv_overlaps(void)
+TEST(recv_overlaps)
 {
     struct r2_recv_ledger l;
 
@@ -343,7 +343,7 @@ static void test_recv_overlaps(void)
     r2_recv_free(&l);
 }
 
-static void test_recv_bad_claims(void)
+TEST(recv_bad_claims)
 {
     struct r2_recv_ledger l;
 
@@ -361,7 +361,7 @@ static void test_recv_bad_claims(void)
     r2_recv_free(&l);
 }
 
-static void test_recv_empty(void)
+TEST(recv_empty)
 {
     struct r2_recv_ledger l;
 
@@ -394,7 +394,7 @@ static bool walk_one(void *arg, uint64_t off, uint64_t len)
     return w->count != w->stop_after;
 }
 
-static void test_recv_walks(void)
+TEST(recv_walks)
 {
     struct walk w = {0};
     struct r2_recv_ledger l;
@@ -415,26 +415,4 @@ static void test_recv_walks(void)
     r2_recv_arrived(&l, walk_one, &w);
     CHECK_EQ(w.count, 1);
     r2_recv_free(&l);
-}
-
-static const struct check_test tests[] = {
-    {"send_cut_at_a_copy", test_send_cut_at_a_copy},
-    {"send_plain", test_send_plain},
-    {"send_partial_acks", test_send_partial_acks},
-    {"send_bad_acks", test_send_bad_acks},
-    {"send_path_down", test_send_path_down},
-    {"send_empty", test_send_empty},
-    {"send_many", test_send_many},
-    {"send_huge", test_send_huge},
-    {"recv_plain", test_recv_plain},
-    {"recv_overlaps", test_recv_overlaps},
-    {"recv_bad_claims", test_recv_bad_claims},
-    {"recv_empty", test_recv_empty},
-    {"recv_walks", test_recv_walks},
-    {NULL, NULL},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -421,7 +421,7 @@ static void run_world(void)
     r2_recv_free(&w.recv);
 }
 
-static void test_worlds(void)
+TEST(worlds)
 {
     unsigned long replays = 0;
     unsigned long worlds = check_rounds(400), copies = 0, rescues = 0, late = 0, refused = 0;
@@ -440,14 +440,4 @@ static void test_worlds(void)
     CHECK_GT(rescues, worlds / 20);
     CHECK_GT(late, worlds / 20);
     CHECK_GT(refused, worlds / 20);
-}
-
-static const struct check_test tests[] = {
-    {"worlds", test_worlds},
-    {NULL, NULL},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -98,7 +98,7 @@ static void sender_step(struct r2_send_ledger *l)
     r2_ranges_free(&acked);
 }
 
-static void test_sender(void)
+TEST(sender)
 {
     alloc_failed = 0;
     for (unsigned long n = 0; n < check_rounds(30); n++) {
@@ -146,7 +146,7 @@ static void receiver_step(struct r2_recv_ledger *l)
     }
 }
 
-static void test_receiver(void)
+TEST(receiver)
 {
     alloc_failed = 0;
     for (unsigned long n = 0; n < check_rounds(30); n++) {
@@ -161,15 +161,4 @@ static void test_receiver(void)
         r2_recv_free(&l);
     }
     CHECK_GT(alloc_failed, 0);
-}
-
-static const struct check_test tests[] = {
-    {"sender", test_sender},
-    {"receiver", test_receiver},
-    {NULL, NULL},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -62,7 +62,7 @@ static void expect_queries(const struct r2_ranges *r, const bool *map, unsigned 
 }
 
 /* All 256 sets of 8 places x all ranges x add and remove. */
-static void test_exhaustive(void)
+TEST(exhaustive)
 {
     for (unsigned set = 0; set < 256; set++) {
         for (unsigned op = 0; op < 2 * 9 * 9; op++) {
@@ -96,7 +96,7 @@ static void test_exhaustive(void)
     }
 }
 
-static void test_random(void)
+TEST(random)
 {
     for (unsigned long n = 0; n < check_rounds(40); n++) {
         bool map[PLACES] = {false};
@@ -120,7 +120,7 @@ static void test_random(void)
     }
 }
 
-static void test_extremes(void)
+TEST(extremes)
 {
     uint64_t off = 0;
     uint64_t end = 0;
@@ -148,7 +148,7 @@ static void test_extremes(void)
     r2_ranges_free(&r);
 }
 
-static void test_reserve(void)
+TEST(reserve)
 {
     struct r2_ranges r;
 
@@ -165,17 +165,4 @@ static void test_reserve(void)
     CHECK_EQ(r2_ranges_count(&r), 0);
     CHECK_EQ(r2_ranges_add(&r, 1, 1), 0);
     r2_ranges_free(&r);
-}
-
-static const struct check_test tests[] = {
-    {"exhaustive", test_exhaustive},
-    {"random", test_random},
-    {"extremes", test_extremes},
-    {"reserve", test_reserve},
-    {NULL, NULL},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -52,7 +52,7 @@ static long storm(int n)
     return said;
 }
 
-static void test_many_say_it_seldom(void)
+TEST(many_say_it_seldom)
 {
     for (int n = 20; n <= MOST; n += 20) {
         long said = storm(n);
@@ -64,13 +64,13 @@ static void test_many_say_it_seldom(void)
     }
 }
 
-static void test_few_all_say_it(void)
+TEST(few_all_say_it)
 {
     CHECK_EQ(storm(3), 3 * 2);
     CHECK_EQ(storm(R2_TELL_FEW + 1), (R2_TELL_FEW + 1) * R2_TELL_FEW);
 }
 
-static void test_each_nic_once(void)
+TEST(each_nic_once)
 {
     struct r2_tells t = {0};
     struct r2_msg_verdict a = verdict(1), b = verdict(2), out;
@@ -96,16 +96,4 @@ static void test_each_nic_once(void)
     for (int i = 0; i < R2_TELLS; i++)
         CHECK(r2_tells_due(&t, &out, 5 * SEC));
     CHECK(!r2_tells_due(&t, &out, 5 * SEC));
-}
-
-static const struct check_test tests[] = {
-    {"many_say_it_seldom", test_many_say_it_seldom},
-    {"few_all_say_it", test_few_all_say_it},
-    {"each_nic_once", test_each_nic_once},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -46,7 +46,7 @@ static void fresh(void)
     d = nic(3, 0);
 }
 
-static void test_nothing(void)
+TEST(nothing)
 {
     fresh();
     CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
@@ -58,7 +58,7 @@ static void test_nothing(void)
     CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
 }
 
-static void test_transient(void)
+TEST(transient)
 {
     fresh();
     saw(a, b, R2_SEEN_SILENT);
@@ -68,7 +68,7 @@ static void test_transient(void)
     CHECK_EQ(judge(a, b, true), R2_FOUND_TRANSIENT);
 }
 
-static void test_local(void)
+TEST(local)
 {
     fresh();
     saw(a, b, R2_SEEN_SILENT);
@@ -79,7 +79,7 @@ static void test_local(void)
 }
 
 /* b works, but nobody else could be asked over a: it could be the link as well. */
-static void test_one_end_alone(void)
+TEST(one_end_alone)
 {
     fresh();
     saw(a, b, R2_SEEN_SILENT);
@@ -88,7 +88,7 @@ static void test_one_end_alone(void)
     CHECK_EQ(judge(b, a, true), R2_FOUND_UNDECIDED);
 }
 
-static void test_between(void)
+TEST(between)
 {
     fresh();
     saw(a, b, R2_SEEN_SILENT);
@@ -98,7 +98,7 @@ static void test_between(void)
     CHECK_EQ(judge(b, a, false), R2_FOUND_BETWEEN);
 }
 
-static void test_rail(void)
+TEST(rail)
 {
     fresh();
     saw(a, b, R2_SEEN_SILENT);
@@ -108,7 +108,7 @@ static void test_rail(void)
     CHECK_EQ(judge(a, b, false), R2_FOUND_UNDECIDED); /* the other node may be gone */
 }
 
-static void test_two_nics(void)
+TEST(two_nics)
 {
     fresh();
     saw(a, b, R2_SEEN_SILENT);
@@ -119,7 +119,7 @@ static void test_two_nics(void)
 }
 
 /* Only one end is silent to a NIC that works; of the other nothing is known. */
-static void test_one_side_known(void)
+TEST(one_side_known)
 {
     fresh();
     saw(a, b, R2_SEEN_SILENT);
@@ -130,7 +130,7 @@ static void test_one_side_known(void)
     CHECK_EQ(judge(a, b, false), R2_FOUND_UNDECIDED);
 }
 
-static void test_alone(void)
+TEST(alone)
 {
     fresh();
     saw(a, b, R2_SEEN_SILENT);
@@ -138,7 +138,7 @@ static void test_alone(void)
 }
 
 /* Other NICs of the two nodes are third parties as good as any. */
-static void test_auxiliary(void)
+TEST(auxiliary)
 {
     int a1, b1;
 
@@ -151,7 +151,7 @@ static void test_auxiliary(void)
     CHECK_EQ(judge(a, b, true), R2_FOUND_LOCAL);
 }
 
-static void test_words(void)
+TEST(words)
 {
     fresh();
     saw(a, b, R2_SEEN_ANSWERED); /* what the owner says of its own NIC comes first */
@@ -166,7 +166,7 @@ static void test_words(void)
 }
 
 /* A NIC that is out of order itself is no witness of another one's silence. */
-static void test_no_witness(void)
+TEST(no_witness)
 {
     fresh();
     saw(a, b, R2_SEEN_SILENT);
@@ -192,7 +192,7 @@ static void test_no_witness(void)
 
 /* What says nothing: refusals, missing routes, kernels without their process, pairs that never
  * worked, what was seen before. */
-static void test_counts_for_nothing(void)
+TEST(counts_for_nothing)
 {
     static const enum r2_seen nothing[] = {R2_SEEN_NOTHING, R2_SEEN_REFUSED, R2_SEEN_NO_ROUTE,
                                            R2_SEEN_MUTE};
@@ -233,7 +233,7 @@ static void test_counts_for_nothing(void)
 
 /* ---- bounds */
 
-static void test_bounds(void)
+TEST(bounds)
 {
     struct r2_wire_addr strange = {.family = 0}, v6 = {.family = 6, .ip = {0xfd}};
 
@@ -339,7 +339,7 @@ static void one_fault(struct world *w)
 }
 
 /* With everything seen the verdict is the truth, at both ends alike. */
-static void test_worlds_complete(void)
+TEST(worlds_complete)
 {
     for (unsigned long i = check_rounds(20000); i; i--) {
         enum r2_finding_kind t, mirrored;
@@ -357,7 +357,7 @@ static void test_worlds_complete(void)
 }
 
 /* With gaps: a NIC that works is not blamed unless what was seen fits a broken one as well. */
-static void test_worlds_gaps(void)
+TEST(worlds_gaps)
 {
     unsigned long decided = 0, rounds = check_rounds(20000);
 
@@ -383,7 +383,7 @@ static void test_worlds_gaps(void)
 
 /* Any evidence at all, true or not: a NIC that answered anybody is never at fault, without
  * anything seen nobody is, and more answers never bring blame. */
-static void test_any_evidence(void)
+TEST(any_evidence)
 {
     for (unsigned long i = check_rounds(50000); i; i--) {
         enum r2_finding_kind k;
@@ -409,30 +409,4 @@ static void test_any_evidence(void)
             CHECK(k != R2_FOUND_LOCAL && k != R2_FOUND_BOTH);
         }
     }
-}
-
-static const struct check_test tests[] = {
-    {"nothing", test_nothing},
-    {"transient", test_transient},
-    {"local", test_local},
-    {"one_end_alone", test_one_end_alone},
-    {"between", test_between},
-    {"rail", test_rail},
-    {"two_nics", test_two_nics},
-    {"one_side_known", test_one_side_known},
-    {"alone", test_alone},
-    {"auxiliary", test_auxiliary},
-    {"words", test_words},
-    {"no_witness", test_no_witness},
-    {"counts_for_nothing", test_counts_for_nothing},
-    {"bounds", test_bounds},
-    {"worlds_complete", test_worlds_complete},
-    {"worlds_gaps", test_worlds_gaps},
-    {"any_evidence", test_any_evidence},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -52,7 +52,7 @@ static void child(void)
         R2_WARN("goes on and on");
 }
 
-static void test_exits(void)
+TEST(exits)
 {
     if (SANITIZED)
         CHECK_SKIP("a sanitizer's own exit cannot be called by a signal handler");
@@ -73,14 +73,4 @@ static void test_exits(void)
         CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
         (void)check_random();
     }
-}
-
-static const struct check_test tests[] = {
-    {"exits", test_exits},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -7,7 +7,7 @@
 #include "engine/core/nicmachines.h"
 
 /* Only FOUND ends that it is missing, and it is up only by the word about its link. */
-static void test_place(void)
+TEST(place)
 {
     unsigned reached = 1u << R2_PLACE_DOWN;
 
@@ -29,7 +29,7 @@ static void test_place(void)
 }
 
 /* Who has met somebody has for ever; a warning is given once, and taken back once, if at all. */
-static void test_reach(void)
+TEST(reach)
 {
     for (int s = 0; s < R2_NICREACHES; s++) {
         bool met = r2_nicreach_met(s);
@@ -46,11 +46,4 @@ static void test_reach(void)
         CHECK_EQ(r2_nicreach_next(s, R2_NICREACH_EV_TAKE_BACK),
                  s == R2_NICREACH_LATE ? R2_NICREACH_MET : s);
     }
-}
-
-static const struct check_test tests[] = {{"place", test_place}, {"reach", test_reach}, {0}};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

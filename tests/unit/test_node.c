@@ -96,7 +96,7 @@ static void comes_late(void)
     CHECK_EQ(atomic_load(&nccl.destroys), 0);
 }
 
-static void test_one_that_is_never_made(void)
+TEST(one_that_is_never_made)
 {
     struct r2_node *n = begin(200 * R2_NS_PER_MS, true);
 
@@ -105,7 +105,7 @@ static void test_one_that_is_never_made(void)
     comes_late();
 }
 
-static void test_an_abort_meanwhile(void)
+TEST(an_abort_meanwhile)
 {
     struct r2_node *n = begin(60 * R2_NS_PER_S, true);
 
@@ -116,7 +116,7 @@ static void test_an_abort_meanwhile(void)
     comes_late();
 }
 
-static void test_operations(void)
+TEST(operations)
 {
     struct r2_node *n = begin(60 * R2_NS_PER_S, false);
 
@@ -126,14 +126,4 @@ static void test_operations(void)
     CHECK_EQ(atomic_load(&nccl.calls), 2);
     r2_node_free(n);
     CHECK_EQ(atomic_load(&nccl.destroys), 1);
-}
-
-static const struct check_test tests[] = {{"one_that_is_never_made", test_one_that_is_never_made},
-                                          {"an_abort_meanwhile", test_an_abort_meanwhile},
-                                          {"operations", test_operations},
-                                          {0}};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -76,7 +76,7 @@ static int write_one(void)
     return r2_nodeseg_open(&own, host) || r2_nodeseg_write(own, &row);
 }
 
-static void test_rows(void)
+TEST(rows)
 {
     struct r2_node_row row = row_of(1), back;
     struct r2_wire_addr a = addr(1), b = addr(2);
@@ -116,7 +116,7 @@ static int claim_taken(void)
            r2_nodeseg_claim(own, &b) != 0; /* dies with it */
 }
 
-static void test_claims(void)
+TEST(claims)
 {
     struct r2_wire_addr a = addr(1), b = addr(2);
 
@@ -164,7 +164,7 @@ static void check_whole(void *arg, const struct r2_node_row *row)
 }
 
 /* Two writers and a reader that takes no lock: it never sees half a row. */
-static void test_two_writers(void)
+TEST(two_writers)
 {
     struct r2_node_row row;
     int left = 2;
@@ -217,7 +217,7 @@ static int die_writing(void)
     return pwrite(fd, &row, sizeof(row), sizeof(struct r2_node_header)) != sizeof(row);
 }
 
-static void test_writer_dies(void)
+TEST(writer_dies)
 {
     struct r2_node_row row = row_of(1), back;
     struct r2_wire_addr a = addr(1);
@@ -230,7 +230,7 @@ static void test_writer_dies(void)
     end();
 }
 
-static void test_full(void)
+TEST(full)
 {
     struct r2_node_row row, back;
     struct r2_wire_addr a;
@@ -247,7 +247,7 @@ static void test_full(void)
     end();
 }
 
-static void test_other_node(void)
+TEST(other_node)
 {
     struct r2_nodeseg *other;
     char name[128];
@@ -270,7 +270,7 @@ static int open_again(void)
 
 /* Whatever the object holds: no crash, no row that is not sound; a process that starts makes it
  * anew if nobody uses it, and does without it otherwise. */
-static void test_hostile(void)
+TEST(hostile)
 {
     char path[160], name[128];
     int fd;
@@ -319,7 +319,7 @@ static void test_hostile(void)
     end();
 }
 
-static void test_sound(void)
+TEST(sound)
 {
     struct r2_node_row row = {0};
 
@@ -351,18 +351,6 @@ static void test_sound(void)
     }
 }
 
-static const struct check_test tests[] = {
-    {"rows", test_rows},
-    {"claims", test_claims},
-    {"two_writers", test_two_writers},
-    {"writer_dies", test_writer_dies},
-    {"full", test_full},
-    {"other_node", test_other_node},
-    {"hostile", test_hostile},
-    {"sound", test_sound},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     struct r2_nodeseg *probe;
@@ -373,5 +361,5 @@ int main(int argc, char **argv)
     }
     shm_unlink(r2_nodeseg_name(probe));
     r2_nodeseg_close(probe);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -40,7 +40,7 @@ static const char *after(const char *before, uint64_t bytes)
     return getenv(NAME) ? getenv(NAME) : "(unset)";
 }
 
-static void test_set_where_nothing_is(void)
+TEST(set_where_nothing_is)
 {
     CHECK_STR(after(NULL, 512 * 1024), "524288");
     CHECK_EQ(r2_p2pchunk_word(), 512);
@@ -52,7 +52,7 @@ static void test_set_where_nothing_is(void)
 }
 
 /* The word says what NCCL takes. */
-static void test_read_as_nccl_does(void)
+TEST(read_as_nccl_does)
 {
     static const struct {
         const char *text;
@@ -68,7 +68,7 @@ static void test_read_as_nccl_does(void)
 }
 
 /* Old NCCL does not look whether its buffers have room; pieces are of whole pages. */
-static void test_no_more_than_there_is_room_for(void)
+TEST(no_more_than_there_is_room_for)
 {
     CHECK_STR(after(NULL, 4 << 20), "524288");
     setenv("NCCL_BUFFSIZE", "16777216", 1);
@@ -102,7 +102,7 @@ static uint16_t opens(struct remote *r, struct r2_ep *ep, uint64_t conn, uint16_
 
 /* NCCL compares nothing: it is told once for each process, and the connection is made, as
  * collectives do not mind. */
-static void test_another_one_is_told(void)
+TEST(another_one_is_told)
 {
     struct remote r;
     struct r2_ep *ep;
@@ -124,7 +124,7 @@ static void test_another_one_is_told(void)
 }
 
 /* What it says itself when it connects. */
-static void test_it_says_its_own(void)
+TEST(it_says_its_own)
 {
     struct r2_msg_open m = {0};
     struct r2_conn *conn = NULL;
@@ -140,7 +140,7 @@ static void test_it_says_its_own(void)
     CHECK_EQ(m.p2p_chunk, 256);
 }
 
-static void test_memory_is_said(void)
+TEST(memory_is_said)
 {
     uint64_t mib = 1 << 20;
     char text[400];
@@ -169,7 +169,7 @@ static void put(const char *root, const char *group, const char *text)
     CHECK(file && fputs(text, file) >= 0 && fclose(file) == 0);
 }
 
-static void test_limit_of_groups(void)
+TEST(limit_of_groups)
 {
     char root[] = "/tmp/r2test-cgroup-XXXXXX", command[128];
 
@@ -186,21 +186,10 @@ static void test_limit_of_groups(void)
     CHECK_EQ(system(command), 0);
 }
 
-static const struct check_test tests[] = {
-    {"memory_is_said", test_memory_is_said},
-    {"limit_of_groups", test_limit_of_groups},
-    {"set_where_nothing_is", test_set_where_nothing_is},
-    {"read_as_nccl_does", test_read_as_nccl_does},
-    {"no_more_than_there_is_room_for", test_no_more_than_there_is_room_for},
-    {"another_one_is_told", test_another_one_is_told},
-    {"it_says_its_own", test_it_says_its_own},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     unsetenv("NCCL_BUFFSIZE");
     remote_engine(1, NULL);
     r2_log_set(hear);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

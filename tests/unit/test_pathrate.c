@@ -14,7 +14,7 @@ static uint64_t window_bound(void)
     return later(later(2 * (pipe + chunk), pipe + chunk * lanes), chunk + slack) * 13 / 10 + chunk;
 }
 
-static void test_bulk_grid(void)
+TEST(bulk_grid)
 {
     static const uint64_t rates[] = {125 * MB, 1250 * MB, 5 * GB, 12500 * MB, 25 * GB};
     static const uint64_t delays[] = {10 * US, 60 * US, 1 * MS};
@@ -41,7 +41,7 @@ static void test_bulk_grid(void)
 }
 
 /* A start-up must not swallow megabytes on a slow link. */
-static void test_startup_slow(void)
+TEST(startup_slow)
 {
     link_init(125 * MB, 50 * US, 4, 4 * MIB);
     run_for(200 * MS);
@@ -50,7 +50,7 @@ static void test_startup_slow(void)
 }
 
 /* The first megabytes of a fast link: within a few round trips it is fast. */
-static void test_startup_fast(void)
+TEST(startup_fast)
 {
     uint64_t t0;
 
@@ -63,7 +63,7 @@ static void test_startup_fast(void)
 }
 
 /* The same over a long round trip: the window doubles with each. */
-static void test_startup_long(void)
+TEST(startup_long)
 {
     uint64_t t0;
 
@@ -76,7 +76,7 @@ static void test_startup_long(void)
 }
 
 /* What the start-up has queued goes out before the first window of the steady state. */
-static void test_startup_drains(void)
+TEST(startup_drains)
 {
     link_init(1250 * MB, 60 * US, 2, MIB);
     while (k.pr.startup) {
@@ -90,7 +90,7 @@ static void test_startup_drains(void)
 
 /* No lane alone can fill the link: the window must not starve them (a smaller window would measure
  * a smaller rate, which would make it smaller still). */
-static void test_lane_bound(void)
+TEST(lane_bound)
 {
     uint64_t used;
 
@@ -106,7 +106,7 @@ static void test_lane_bound(void)
     CHECK_GE(used, 39); /* 4 x 2 of 20 GB/s */
 }
 
-static void test_rate_drop(void)
+TEST(rate_drop)
 {
     uint64_t t0;
 
@@ -129,7 +129,7 @@ static void test_rate_drop(void)
 
 /* From full speed to a tenth within one round: how long until no more is in flight than the new
  * rate asks for. The maximum alone would take 200 ms. */
-static void test_sudden_drop(void)
+TEST(sudden_drop)
 {
     static const uint64_t rates[] = {25 * MB, 125 * MB, 1250 * MB};
 
@@ -161,7 +161,7 @@ static void test_sudden_drop(void)
 }
 
 /* One thread is kept waiting once: all that is in flight is late, and the rate is what it was. */
-static void test_one_stall(void)
+TEST(one_stall)
 {
     link_init(25 * MB, 8 * MS, 1, MIB);
     run_for(SEC);
@@ -174,7 +174,7 @@ static void test_one_stall(void)
 }
 
 /* The silence itself lowers what is believed, before any acknowledgement says so. */
-static void test_silence_lowers(void)
+TEST(silence_lowers)
 {
     link_init(125 * MB, 60 * US, 1, MIB);
     run_for(SEC);
@@ -187,7 +187,7 @@ static void test_silence_lowers(void)
 }
 
 /* Messages with pauses over a shaper that lets 160 KiB through at once after each. */
-static void test_bursts_do_not_count(void)
+TEST(bursts_do_not_count)
 {
     link_init(25 * MB, 100 * US, 1, 512 * 1024);
     k.burst = 160 * 1024;
@@ -209,7 +209,7 @@ static void test_bursts_do_not_count(void)
 
 /* A sender that never has more than two small messages under way, which never ends the start-up.
  * The first of them go out of what a shaper has saved up. */
-static void test_a_burst_in_the_startup(void)
+TEST(a_burst_in_the_startup)
 {
     const uint64_t outstanding = UINT64_C(256) * 1024;
 
@@ -226,7 +226,7 @@ static void test_a_burst_in_the_startup(void)
     expect_rate(250 * MB, 10, 100);
 }
 
-static void test_rate_rise(void)
+TEST(rate_rise)
 {
     uint64_t t0;
 
@@ -244,7 +244,7 @@ static void test_rate_rise(void)
 
 /* 40 s of bulk: the queue that we make ourselves must not feed the minimum, and the minimum the
  * queue. */
-static void test_no_creep(void)
+TEST(no_creep)
 {
     uint64_t used;
 
@@ -258,7 +258,7 @@ static void test_no_creep(void)
 
 /* Acknowledgements wait behind the peer's own data, but the shortest round trip was one of a burst
  * on an idle link. */
-static void test_acks_behind_data(void)
+TEST(acks_behind_data)
 {
     link_init(118 * MB, 60 * US, 4, 512 * 1024);
     k.burst = 128 * 1024;
@@ -275,7 +275,7 @@ static void test_acks_behind_data(void)
 
 /* Threads wake late and acknowledgements wait behind the peer's data, milliseconds each: a slow NIC
  * is kept full all the same. */
-static void test_late_acks(void)
+TEST(late_acks)
 {
     for (unsigned ms = 2; ms <= 5; ms++) {
         uint64_t used;
@@ -289,7 +289,7 @@ static void test_late_acks(void)
 }
 
 /* The route got longer: within about 10 s the minimum follows. */
-static void test_rtt_rise(void)
+TEST(rtt_rise)
 {
     link_init(1250 * MB, 60 * US, 1, MIB);
     run_for(SEC);
@@ -300,7 +300,7 @@ static void test_rtt_rise(void)
 }
 
 /* Bursts with pauses: the pauses are not the path's fault. */
-static void test_app_limited(void)
+TEST(app_limited)
 {
     uint64_t lowest = UINT64_MAX;
 
@@ -322,7 +322,7 @@ static void test_app_limited(void)
 }
 
 /* App-limited samples raise an estimate that is too low. */
-static void test_app_limited_raises(void)
+TEST(app_limited_raises)
 {
     link_init(12500 * MB, 40 * US, 2, MIB);
     k.to_send = 64 * 1024;
@@ -339,7 +339,7 @@ static void test_app_limited_raises(void)
 
 /* A few messages under way at any time, in a window that has room for all of them: the link falls
  * to a third, less than would be noticed at once. */
-static void test_wide_estimate_ends(void)
+TEST(wide_estimate_ends)
 {
     const uint64_t outstanding = UINT64_C(640) * 1024;
 
@@ -363,7 +363,7 @@ static void test_wide_estimate_ends(void)
 }
 
 /* A minute without traffic, then one slow acknowledgement of a bulk phase. */
-static void test_idle_keeps_rate(void)
+TEST(idle_keeps_rate)
 {
     link_init(1250 * MB, 60 * US, 2, MIB);
     run_for(SEC);
@@ -375,7 +375,7 @@ static void test_idle_keeps_rate(void)
     expect_rate(1250 * MB, 5, 10);
 }
 
-static void test_small_messages(void)
+TEST(small_messages)
 {
     link_init(25 * GB, 20 * US, 1, MIB);
     for (unsigned i = 0; i < 1000; i++) {
@@ -395,7 +395,7 @@ static void test_small_messages(void)
 }
 
 /* Messages shorter than a chunk, without a pause: the path never runs empty by itself. */
-static void test_small_messages_without_pause(void)
+TEST(small_messages_without_pause)
 {
     static const uint64_t delays[] = {40 * US, 100 * US, 250 * US, MS};
 
@@ -413,7 +413,7 @@ static void test_small_messages_without_pause(void)
 }
 
 /* Stops of 200 ms, a minute apart, while there is little to send: none of them is a slow link. */
-static void test_stalls_are_no_slow_link(void)
+TEST(stalls_are_no_slow_link)
 {
     link_init(1250 * MB, 60 * US, 1, MIB);
     run_for(SEC);
@@ -436,7 +436,7 @@ static void test_stalls_are_no_slow_link(void)
 }
 
 /* The peer is stopped for 15 s just when the minimum is too old: that is no round trip. */
-static void test_stop_is_no_round_trip(void)
+TEST(stop_is_no_round_trip)
 {
     link_init(1250 * MB, 60 * US, 1, MIB);
     run_for(SEC);
@@ -454,7 +454,7 @@ static void test_stop_is_no_round_trip(void)
     CHECK_LE(r2_pathrate_inflight(&k.pr), window_bound());
 }
 
-static void test_chunk_len(void)
+TEST(chunk_len)
 {
     struct r2_pathrate pr;
     struct r2_rate_stamp stamp;
@@ -471,7 +471,7 @@ static void test_chunk_len(void)
     CHECK_EQ(r2_pathrate_chunk_len(&pr, 200000), 48 * 4096);
 }
 
-static void test_bookkeeping(void)
+TEST(bookkeeping)
 {
     struct r2_pathrate pr;
     struct r2_rate_stamp a;
@@ -504,7 +504,7 @@ static void test_bookkeeping(void)
 
 /* Nonsense in: no crash, no overflow, a window of at least one chunk, or none
  * while the path is to run empty. */
-static void test_hostile_times(void)
+TEST(hostile_times)
 {
     struct r2_pathrate pr;
     struct r2_rate_stamp stamps[16] = {{0}};
@@ -539,41 +539,4 @@ static void test_hostile_times(void)
             memset(stamps, 0, sizeof(stamps));
         }
     }
-}
-
-static const struct check_test tests[] = {
-    {"bulk_grid", test_bulk_grid},
-    {"startup_slow", test_startup_slow},
-    {"startup_fast", test_startup_fast},
-    {"startup_long", test_startup_long},
-    {"startup_drains", test_startup_drains},
-    {"lane_bound", test_lane_bound},
-    {"rate_drop", test_rate_drop},
-    {"sudden_drop", test_sudden_drop},
-    {"one_stall", test_one_stall},
-    {"silence_lowers", test_silence_lowers},
-    {"bursts_do_not_count", test_bursts_do_not_count},
-    {"a_burst_in_the_startup", test_a_burst_in_the_startup},
-    {"rate_rise", test_rate_rise},
-    {"no_creep", test_no_creep},
-    {"acks_behind_data", test_acks_behind_data},
-    {"late_acks", test_late_acks},
-    {"rtt_rise", test_rtt_rise},
-    {"app_limited", test_app_limited},
-    {"app_limited_raises", test_app_limited_raises},
-    {"wide_estimate_ends", test_wide_estimate_ends},
-    {"idle_keeps_rate", test_idle_keeps_rate},
-    {"small_messages", test_small_messages},
-    {"small_messages_without_pause", test_small_messages_without_pause},
-    {"stalls_are_no_slow_link", test_stalls_are_no_slow_link},
-    {"stop_is_no_round_trip", test_stop_is_no_round_trip},
-    {"chunk_len", test_chunk_len},
-    {"bookkeeping", test_bookkeeping},
-    {"hostile_times", test_hostile_times},
-    {NULL, NULL},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -4,7 +4,7 @@
 
 /* Messages that come alone, in four parts each, and two of them in a row wait for a thread: the
  * link is what it was. */
-static void test_parts_are_late_together(void)
+TEST(parts_are_late_together)
 {
     link_init(5 * GB, 60 * US, 4, 512 * 1024);
     run_for(SEC);
@@ -24,7 +24,7 @@ static void test_parts_are_late_together(void)
 
 /* The same when the second message is sent while parts of the first are under way, and the
  * acknowledgements of both come in turn, as over several lanes. */
-static void test_parts_of_two_messages(void)
+TEST(parts_of_two_messages)
 {
     struct r2_rate_stamp stamps[8];
     uint64_t t0;
@@ -49,7 +49,7 @@ static void test_parts_of_two_messages(void)
 
 /* Every chunk is brought by a copy over another path, long after it should have been there: nothing
  * is delivered by this one, and all the same it is known to be slow. */
-static void test_overtaken(void)
+TEST(overtaken)
 {
     link_init(1250 * MB, 60 * US, 1, MIB);
     run_for(SEC);
@@ -64,16 +64,4 @@ static void test_overtaken(void)
         r2_pathrate_overtaken(&k.pr, 262144, &stamp, t, t + 6 * MS);
     }
     CHECK_LT(r2_pathrate_rate(&k.pr), 100 * MB);
-}
-
-static const struct check_test tests[] = {
-    {"parts_are_late_together", test_parts_are_late_together},
-    {"parts_of_two_messages", test_parts_of_two_messages},
-    {"overtaken", test_overtaken},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -13,7 +13,7 @@ static bool is_up(enum r2_path_state s)
 }
 
 /* A generation goes one way: it begins with an attempt, takes each step once, and ends. */
-static void test_one_way(void)
+TEST(one_way)
 {
     static const enum r2_path_event steps[] = {R2_PATH_EV_ATTEMPT, R2_PATH_EV_CONNECTED,
                                                R2_PATH_EV_INTRODUCED, R2_PATH_EV_ARRIVED};
@@ -39,7 +39,7 @@ static void test_one_way(void)
 }
 
 /* Each state is reached from IDLE, and each leads back to an attempt. */
-static void test_all_are_reached(void)
+TEST(all_are_reached)
 {
     unsigned reached = 1u << R2_PATH_IDLE;
 
@@ -56,7 +56,7 @@ static void test_all_are_reached(void)
 }
 
 /* What each event says stands afterwards, whatever was before; nothing takes "has carried" back. */
-static void test_past(void)
+TEST(past)
 {
     unsigned reached = 1u << R2_PAST_NONE;
 
@@ -83,7 +83,7 @@ static void test_past(void)
 }
 
 /* One heartbeat at a time is queued, and watched once; only a look finds a stall, or none. */
-static void test_beats(void)
+TEST(beats)
 {
     unsigned reached = 1u << R2_BEAT_NONE;
 
@@ -117,7 +117,7 @@ static struct r2_path_facts facts_of(unsigned i)
 
 #define ALL (16u * R2_PATH_STATES * R2_HEALTH_STATES)
 
-static void test_what_it_may_carry(void)
+TEST(what_it_may_carry)
 {
     for (unsigned i = 0; i < ALL; i++) {
         struct r2_path_facts f = facts_of(i);
@@ -135,7 +135,7 @@ static void test_what_it_may_carry(void)
 }
 
 /* No event but the arrival of test chunks lets a path carry chunks, and an end takes all. */
-static void test_events_and_what_it_may(void)
+TEST(events_and_what_it_may)
 {
     for (unsigned i = 0; i < ALL; i++) {
         for (int e = 0; e < R2_PATH_EVENTS; e++) {
@@ -152,19 +152,4 @@ static void test_events_and_what_it_may(void)
                 CHECK_EQ(e, R2_PATH_EV_ARRIVED);
         }
     }
-}
-
-static const struct check_test tests[] = {
-    {"one_way", test_one_way},
-    {"all_are_reached", test_all_are_reached},
-    {"past", test_past},
-    {"beats", test_beats},
-    {"what_it_may_carry", test_what_it_may_carry},
-    {"events_and_what_it_may", test_events_and_what_it_may},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

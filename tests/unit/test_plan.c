@@ -24,7 +24,7 @@ static struct r2_plan_choice choose(int p, const double *shares, uint64_t bytes,
     return c;
 }
 
-static void test_half_of_one_node(void)
+TEST(half_of_one_node)
 {
     const double shares[] = {1, 0.5, 1, 1};
     struct r2_plan_choice c = choose(4, shares, 256 * MIB, R2_PLAN_BEST);
@@ -42,7 +42,7 @@ static void test_half_of_one_node(void)
     CHECK(c.plan.from_bytes >= MIB && c.plan.from_bytes < 256 * MIB);
 }
 
-static void test_no_plan(void)
+TEST(no_plan)
 {
     const double healthy[] = {1, 1, 1, 1}, two[] = {1, 0.5}, none[] = {1, 0, 1};
     struct r2_plan_choice c = choose(4, healthy, 256 * MIB, R2_PLAN_BEST);
@@ -58,7 +58,7 @@ static void test_no_plan(void)
 }
 
 /* Small operations gain nothing, and a loss so small neither; a mode takes its schedule anyway. */
-static void test_no_gain(void)
+TEST(no_gain)
 {
     const double shares[] = {1, 0.98, 1, 1}, half[] = {1, 0.5, 1, 1};
     struct r2_plan_choice c = choose(4, shares, 256 * MIB, R2_PLAN_BEST);
@@ -69,7 +69,7 @@ static void test_no_gain(void)
     CHECK_EQ(choose(4, half, MIB / 2, R2_PLAN_BEST).plan.schedule, R2_PLAN_STOCK);
 }
 
-static void test_modes(void)
+TEST(modes)
 {
     const double one[] = {1, 0.75, 1, 1, 1, 1}, two[] = {1, 0.75, 1, 0.5, 1, 1};
     const double healthy[] = {1, 1};
@@ -88,7 +88,7 @@ static void test_modes(void)
 
 /* In any state the prediction of what is chosen is between the bound and stock, and the weights sum
  * up to the whole. */
-static void test_random_states(void)
+TEST(random_states)
 {
     for (int round = 0; round < 2000; round++) {
         int p = 3 + (int)check_below(62);
@@ -108,7 +108,7 @@ static void test_random_states(void)
     }
 }
 
-static void test_read(void)
+TEST(read)
 {
     struct r2_plan plan, copy;
 
@@ -131,7 +131,7 @@ static void test_read(void)
     CHECK_EQ(r2_plan_read(&copy, &plan, r2_plan_bytes(5), 5), -EPROTO);
 }
 
-static void test_same(void)
+TEST(same)
 {
     struct r2_plan a, b;
 
@@ -149,27 +149,10 @@ static void test_same(void)
     CHECK(!r2_plan_same(&a, &b));
 }
 
-static void test_never(void)
+TEST(never)
 {
     CHECK(r2_plan_never(3) == NULL);
     CHECK(strstr(r2_plan_never(2), "two nodes"));
     CHECK(strstr(r2_plan_never(1), "one node"));
     CHECK(strstr(r2_plan_never(300), "256"));
-}
-
-static const struct check_test tests[] = {
-    {"half_of_one_node", test_half_of_one_node},
-    {"no_plan", test_no_plan},
-    {"no_gain", test_no_gain},
-    {"modes", test_modes},
-    {"random_states", test_random_states},
-    {"read", test_read},
-    {"same", test_same},
-    {"never", test_never},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

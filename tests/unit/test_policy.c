@@ -20,7 +20,7 @@ static void sample(struct r2_policy *p, bool planned, uint64_t bytes, uint64_t n
         r2_policy_sample(p, planned, bytes, ns, S);
 }
 
-static void test_events_coalesce(void)
+TEST(events_coalesce)
 {
     struct r2_policy p = fresh();
 
@@ -33,7 +33,7 @@ static void test_events_coalesce(void)
 }
 
 /* A loss does not wait; what comes back waits until the last change has held. */
-static void test_a_return_waits(void)
+TEST(a_return_waits)
 {
     struct r2_policy p = fresh();
 
@@ -49,7 +49,7 @@ static void test_a_return_waits(void)
 }
 
 /* Slower in a class of sizes: given up there and below, not above. */
-static void test_slower_sizes_are_given_up(void)
+TEST(slower_sizes_are_given_up)
 {
     struct r2_policy p = fresh();
 
@@ -69,7 +69,7 @@ static void test_slower_sizes_are_given_up(void)
     CHECK_EQ(p.from, 0);
 }
 
-static void test_one_slow_operation_is_none(void)
+TEST(one_slow_operation_is_none)
 {
     struct r2_policy p = fresh();
 
@@ -81,7 +81,7 @@ static void test_one_slow_operation_is_none(void)
 }
 
 /* Where stock was not measured in this state, the plan makes way for it once. */
-static void test_trial(void)
+TEST(trial)
 {
     struct r2_policy p = fresh();
 
@@ -103,7 +103,7 @@ static void test_trial(void)
 }
 
 /* An application that has no operation meanwhile gets its plan back. */
-static void test_trial_ends(void)
+TEST(trial_ends)
 {
     struct r2_policy p = fresh();
 
@@ -115,19 +115,4 @@ static void test_trial_ends(void)
     CHECK(r2_policy_trial(&p));
     CHECK(r2_policy_due(&p, 2 * S + R2_POLICY_TRIAL_NS));
     CHECK(!r2_policy_trial(&p));
-}
-
-static const struct check_test tests[] = {
-    {"events_coalesce", test_events_coalesce},
-    {"a_return_waits", test_a_return_waits},
-    {"slower_sizes_are_given_up", test_slower_sizes_are_given_up},
-    {"one_slow_operation_is_none", test_one_slow_operation_is_none},
-    {"trial", test_trial},
-    {"trial_ends", test_trial_ends},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -61,7 +61,7 @@ int get_nprocs(void)
     return pretends ? CORES : (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-static void test_what_a_process_may(void)
+TEST(what_a_process_may)
 {
     CHECK_EQ(r2_pollers(32), 30);
     CHECK_EQ(r2_pollers(3), 1);
@@ -86,7 +86,7 @@ static int part(int cores, int n, int from, int own)
 
 /* Each core is shared by those that may run on it: ranks that are bound to cores of their own share
  * none. */
-static void test_part_of_the_cores(void)
+TEST(part_of_the_cores)
 {
     struct r2_sharing s = {0};
     cpu_set_t set;
@@ -116,7 +116,7 @@ static int part_among(int own, int cores, int n)
     return r2_sharing_part(&s);
 }
 
-static void test_part_by_word(void)
+TEST(part_by_word)
 {
     struct r2_sharing s = {0};
     cpu_set_t set;
@@ -139,7 +139,7 @@ static void test_part_by_word(void)
 }
 
 /* Until they are there, once, or time is over. */
-static void test_how_long_a_word_counts(void)
+TEST(how_long_a_word_counts)
 {
     struct r2_sharing_word w = {.n = 4, .until = 100}, late = w, none = {.until = 100};
 
@@ -171,7 +171,7 @@ static char *variable(const char *name)
     return NULL;
 }
 
-static void test_what_launchers_say(void)
+TEST(what_launchers_say)
 {
     static const struct {
         const char *env;
@@ -226,7 +226,7 @@ static void test_what_launchers_say(void)
 }
 
 /* Cores that the process may not run on are no use to it. */
-static void test_cores_of_the_process(void)
+TEST(cores_of_the_process)
 {
     int status;
     pid_t pid = fork();
@@ -254,7 +254,7 @@ static void test_cores_of_the_process(void)
 }
 
 /* No more poll than may, however many are in use: of those that are not, some have sockets yet. */
-static void test_places(void)
+TEST(places)
 {
     struct r2_pause p[] = {R2_PAUSE, R2_PAUSE, R2_PAUSE};
 
@@ -294,7 +294,7 @@ static bool polls(const struct r2_pause *p)
 
 /* Idle times that are longer than it would poll make it stop, shorter ones begin again: with four
  * threads and more it takes more of them. */
-static void test_polls_while_it_pays(void)
+TEST(polls_while_it_pays)
 {
     const uint64_t spin = 200 * R2_NS_PER_US;
     struct r2_pause p[] = {R2_PAUSE, R2_PAUSE};
@@ -321,7 +321,7 @@ static void test_polls_while_it_pays(void)
 
 /* An idle time that two sleeping ends make longer is one that polling would have found. The same of
  * a thread that polls was too long for it. */
-static void test_two_ends_that_sleep(void)
+TEST(two_ends_that_sleep)
 {
     const uint64_t spin = 200 * R2_NS_PER_US, both_slept = 270 * R2_NS_PER_US;
     struct r2_pause p = R2_PAUSE;
@@ -342,7 +342,7 @@ static void test_two_ends_that_sleep(void)
 /* While a slow NIC is what is waited for, none of several threads polls, whatever paid before, and
  * one that does stops; it ends by itself, and while the NICs are more than one thread can carry.
  * One thread goes by its own rule. */
-static void test_slow_nics_limit(void)
+TEST(slow_nics_limit)
 {
     const uint64_t spin = R2_NS_PER_S, at = 100 * R2_NS_PER_S;
     struct r2_pause p = R2_PAUSE;
@@ -376,7 +376,7 @@ static void test_slow_nics_limit(void)
 }
 
 /* What many peers' slow paths carry together may be more than one thread can. */
-static void test_many_are_a_crowd(void)
+TEST(many_are_a_crowd)
 {
     uint64_t now = 10000 * R2_NS_PER_S;
 
@@ -440,8 +440,8 @@ static void started_among_four(void)
 }
 
 /* The launcher's word counts where nobody is there yet. In a process of its own, for what looks
- * leave behind. */
-static void test_word_at_the_start(void)
+ * leave behind, and before there are threads here. */
+TEST(word_at_the_start)
 {
     int status;
     pid_t pid;
@@ -459,7 +459,7 @@ static void test_word_at_the_start(void)
 
 /* As many threads are in use as may poll, whoever comes and goes; all, if somebody said how many.
  */
-static void test_in_use(void)
+TEST(in_use)
 {
     struct r2_control_info info = {.host = "host-a", .rank = -1};
     struct r2_settings set = *r2_settings_get();
@@ -498,23 +498,6 @@ static void test_in_use(void)
     pretends = false;
 }
 
-static const struct check_test tests[] = {
-    {"what_a_process_may", test_what_a_process_may},
-    {"part_of_the_cores", test_part_of_the_cores},
-    {"part_by_word", test_part_by_word},
-    {"how_long_a_word_counts", test_how_long_a_word_counts},
-    {"what_launchers_say", test_what_launchers_say},
-    {"cores_of_the_process", test_cores_of_the_process},
-    {"places", test_places},
-    {"polls_while_it_pays", test_polls_while_it_pays},
-    {"two_ends_that_sleep", test_two_ends_that_sleep},
-    {"slow_nics_limit", test_slow_nics_limit},
-    {"many_are_a_crowd", test_many_are_a_crowd},
-    {"word_at_the_start", test_word_at_the_start}, /* before there are threads here */
-    {"in_use", test_in_use},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     unsetenv("LOCAL_WORLD_SIZE"); /* of who runs the tests */
@@ -522,5 +505,5 @@ int main(int argc, char **argv)
     unsetenv("MPI_LOCALNRANKS");
     unsetenv("MV2_COMM_WORLD_LOCAL_SIZE");
     unsetenv("SLURM_STEP_ID");
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

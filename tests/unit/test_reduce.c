@@ -272,7 +272,7 @@ static void check_one(int type, int op, int n, size_t count, bool in_place)
         CHECK(out == at[k] || memcmp(room[k], before[k], sizeof(room[k])) == 0);
 }
 
-static void test_all_types_and_operations_match_a_plain_reference(void)
+TEST(all_types_and_operations_match_a_plain_reference)
 {
     for (int i = 0; i < R2_REDUCE_LEVELS; i++) {
         level = r2_reduce_level(i);
@@ -317,7 +317,7 @@ static void check_pairs(int type, int op)
     }
 }
 
-static void test_small_types_are_right_for_every_value(void)
+TEST(small_types_are_right_for_every_value)
 {
     static const int types[] = {R2_NCCL_FLOAT16, R2_NCCL_BFLOAT16, R2_NCCL_FLOAT8E4M3,
                                 R2_NCCL_FLOAT8E5M2};
@@ -331,7 +331,7 @@ static void test_small_types_are_right_for_every_value(void)
 }
 
 /* Values between two neighbours cannot be given as contributions of the type: sums of three are. */
-static void test_a_sum_is_rounded_once_and_to_the_nearest(void)
+TEST(a_sum_is_rounded_once_and_to_the_nearest)
 {
     const uint16_t one = 0x3f80, tiny = 0x3b80; /* bfloat16: 1 and 2^-8, half of 1's last bit */
     uint16_t rows[3] = {one, tiny, tiny}, out;
@@ -341,7 +341,7 @@ static void test_a_sum_is_rounded_once_and_to_the_nearest(void)
     CHECK_EQ(out, 0x3f81); /* with a rounding after each addition it would be 1 */
 }
 
-static void test_the_threads_floating_point_mode_has_no_influence(void)
+TEST(the_threads_floating_point_mode_has_no_influence)
 {
     float tiny[2] = {0x1p-140f, 0x1p-140f}, odd[2] = {1.0f, 0x1p-24f}, out;
     const void *in[] = {&tiny[0], &tiny[1]}, *half[] = {&odd[0], &odd[1]};
@@ -362,7 +362,7 @@ static void test_the_threads_floating_point_mode_has_no_influence(void)
     CHECK(out == 0x1p-139f);
 }
 
-static void test_only_known_types_and_operations_are_covered(void)
+TEST(only_known_types_and_operations_are_covered)
 {
     int covered = 0;
 
@@ -371,21 +371,4 @@ static void test_only_known_types_and_operations_are_covered(void)
             covered += r2_reduce_covers(type, op);
     CHECK_EQ(covered, 12 * 5);
     CHECK(r2_reduce_covers(R2_NCCL_FLOAT8E5M2, R2_NCCL_AVG));
-}
-
-static const struct check_test tests[] = {
-    {"all_types_and_operations_match_a_plain_reference",
-     test_all_types_and_operations_match_a_plain_reference},
-    {"small_types_are_right_for_every_value", test_small_types_are_right_for_every_value},
-    {"a_sum_is_rounded_once_and_to_the_nearest", test_a_sum_is_rounded_once_and_to_the_nearest},
-    {"the_threads_floating_point_mode_has_no_influence",
-     test_the_threads_floating_point_mode_has_no_influence},
-    {"only_known_types_and_operations_are_covered",
-     test_only_known_types_and_operations_are_covered},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

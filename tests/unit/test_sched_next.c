@@ -31,7 +31,7 @@ static struct r2_sched_path some_path(void)
                                   .distance = (unsigned)up_to(3)};
 }
 
-static void test_order(void)
+TEST(order)
 {
     for (int round = 0; round < ROUNDS; round++) {
         struct r2_sched_path paths[MOST];
@@ -59,7 +59,7 @@ static void test_order(void)
 }
 
 /* Who declines names a path that is done at least twice as soon; so the soonest never declines. */
-static void test_the_soonest_never_declines(void)
+TEST(the_soonest_never_declines)
 {
     int declined = 0;
 
@@ -90,7 +90,7 @@ static void test_the_soonest_never_declines(void)
     CHECK(declined > ROUNDS / 100);
 }
 
-static void test_alone_or_unknown(void)
+TEST(alone_or_unknown)
 {
     struct r2_sched_path slow = {.rate = 1000}, fast = {.rate = 1000000000}, new = {.rate = 0};
     struct r2_sched_path busy[2];
@@ -229,7 +229,7 @@ static void begin(struct link *links, int n, const uint64_t rates[], const uint3
 
 /* Bytes are conserved, nothing waits for ever, and slow paths cost no time: the transfer ends as
  * soon as when all paths take whatever they can, or sooner. */
-static void test_transfers(void)
+TEST(transfers)
 {
     static const uint64_t rates[] = {10000000, 50000000, 100000000, 1000000000, 1250000000};
     uint64_t sooner = 0;
@@ -253,7 +253,7 @@ static void test_transfers(void)
 }
 
 /* All paths are at work while so much waits that each is of use. */
-static void test_no_path_is_idle(void)
+TEST(no_path_is_idle)
 {
     const uint64_t rates[] = {10000000, 100000000, 100000000, 200000000};
     struct link links[4];
@@ -272,7 +272,7 @@ static void test_no_path_is_idle(void)
     }
 }
 
-static void test_weights_are_kept(void)
+TEST(weights_are_kept)
 {
     const uint64_t rates[] = {100000000, 100000000, 100000000};
     const uint32_t weights[] = {1000, 250, 0};
@@ -285,18 +285,8 @@ static void test_weights_are_kept(void)
     CHECK(links[2].taken == 0);
 }
 
-static const struct check_test tests[] = {
-    {"order", test_order},
-    {"the_soonest_never_declines", test_the_soonest_never_declines},
-    {"alone_or_unknown", test_alone_or_unknown},
-    {"transfers", test_transfers},
-    {"no_path_is_idle", test_no_path_is_idle},
-    {"weights_are_kept", test_weights_are_kept},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     r2_prng_seed(&prng, 20);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -390,7 +390,7 @@ static struct r2_schedule_data some_data(void)
         .p = p, .count = count, .elem = elem, .piece = elem * (1 + check_random() % 60)};
 }
 
-static void test_direct_adds_every_contribution_once_in_rank_order(void)
+TEST(direct_adds_every_contribution_once_in_rank_order)
 {
     uint32_t weights[RANKS];
 
@@ -405,7 +405,7 @@ static void test_direct_adds_every_contribution_once_in_rank_order(void)
         }
 }
 
-static void test_the_ring_adds_every_contribution_once(void)
+TEST(the_ring_adds_every_contribution_once)
 {
     for (p = 1; p <= RANKS; p++)
         for (int k = 0; k < (p <= 16 ? 8 : 1); k++) {
@@ -417,7 +417,7 @@ static void test_the_ring_adds_every_contribution_once(void)
         }
 }
 
-static void test_r2ccl_allreduce_adds_every_contribution_once(void)
+TEST(r2ccl_allreduce_adds_every_contribution_once)
 {
     for (p = 3; p <= RANKS; p++)
         for (int k = 0; k < (p <= 16 ? 12 : 2); k++) {
@@ -433,7 +433,7 @@ static void test_r2ccl_allreduce_adds_every_contribution_once(void)
 }
 
 /* With pieces of a size that is used, the bytes of each rank are as its weight says. */
-static void test_the_weights_decide_how_much_each_rank_sends(void)
+TEST(the_weights_decide_how_much_each_rank_sends)
 {
     const uint32_t weights[] = {20000, 0, 12345, 33191};
     struct r2_schedule_data data = {.p = 4, .count = 10000001, .elem = 4, .piece = 64 << 10};
@@ -472,7 +472,7 @@ static struct r2_shard_input ports(int ranks_there, double share)
         .p = p, .nodes = nodes, .bytes = count * 4, .piece = 1600 / (size_t)p};
 }
 
-static void test_direct_and_the_ring_take_the_time_that_the_model_says(void)
+TEST(direct_and_the_ring_take_the_time_that_the_model_says)
 {
     static const struct {
         int p;
@@ -500,7 +500,7 @@ static void test_direct_and_the_ring_take_the_time_that_the_model_says(void)
 }
 
 /* Measured by the authors at six nodes, a third of one lost: 4 GiB, beside the healthy ring. */
-static void test_r2ccl_allreduce_takes_the_time_that_its_authors_measured(void)
+TEST(r2ccl_allreduce_takes_the_time_that_its_authors_measured)
 {
     static const double measured[] = {1.599, 1.458, 1.376, 1.341, 1.329};
     struct r2_shard_input in = ports(6, 2.0 / 3);
@@ -518,7 +518,7 @@ static void test_r2ccl_allreduce_takes_the_time_that_its_authors_measured(void)
     }
 }
 
-static void test_a_large_schedule_takes_no_memory_and_its_end_is_the_datas_end(void)
+TEST(a_large_schedule_takes_no_memory_and_its_end_is_the_datas_end)
 {
     uint32_t weights[R2_SCHEDULE_RANKS];
     struct r2_schedule_data data = {
@@ -537,7 +537,7 @@ static void test_a_large_schedule_takes_no_memory_and_its_end_is_the_datas_end(v
     CHECK_EQ(end, data.count);
 }
 
-static void test_what_makes_no_sense_is_refused(void)
+TEST(what_makes_no_sense_is_refused)
 {
     struct r2_schedule_data data = {.p = 4, .count = 100, .elem = 4, .piece = 64};
     const uint32_t less[] = {1, 2, 3, 4}, more[] = {65536, 1, 0, 0}, fine[] = {65536, 0, 0, 0};
@@ -556,27 +556,4 @@ static void test_what_makes_no_sense_is_refused(void)
     CHECK_EQ(r2_schedule_r2ccl(s, &data, 0, 1, 100, 1), -EINVAL);
     data.p = R2_SCHEDULE_RANKS + 1;
     CHECK_EQ(r2_schedule_ring(s, &data, 0), -EINVAL);
-}
-
-static const struct check_test tests[] = {
-    {"direct_adds_every_contribution_once_in_rank_order",
-     test_direct_adds_every_contribution_once_in_rank_order},
-    {"the_ring_adds_every_contribution_once", test_the_ring_adds_every_contribution_once},
-    {"r2ccl_allreduce_adds_every_contribution_once",
-     test_r2ccl_allreduce_adds_every_contribution_once},
-    {"the_weights_decide_how_much_each_rank_sends",
-     test_the_weights_decide_how_much_each_rank_sends},
-    {"direct_and_the_ring_take_the_time_that_the_model_says",
-     test_direct_and_the_ring_take_the_time_that_the_model_says},
-    {"r2ccl_allreduce_takes_the_time_that_its_authors_measured",
-     test_r2ccl_allreduce_takes_the_time_that_its_authors_measured},
-    {"a_large_schedule_takes_no_memory_and_its_end_is_the_datas_end",
-     test_a_large_schedule_takes_no_memory_and_its_end_is_the_datas_end},
-    {"what_makes_no_sense_is_refused", test_what_makes_no_sense_is_refused},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

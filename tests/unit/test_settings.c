@@ -37,7 +37,7 @@ static int parse_one(const char *name, const char *value, struct r2_settings *ou
     return r2_settings_parse(out, fake_getenv, err, errlen);
 }
 
-static void test_defaults(void)
+TEST(defaults)
 {
     struct r2_settings s;
     char err[512];
@@ -62,7 +62,7 @@ static void test_defaults(void)
     CHECK_EQ(s.log, R2_LOG_SETTING_WARN);
 }
 
-static void test_table(void)
+TEST(table)
 {
     for (int i = 0; i < r2_setting_row_count; i++) {
         const struct r2_setting_row *row = &r2_setting_rows[i];
@@ -75,29 +75,7 @@ static void test_table(void)
     }
 }
 
-static void test_every_bad_value_is_named(void)
-{
-    struct r2_settings s;
-    char err[512];
-    char little[40];
-
-    env_count = 0;
-    set_env("R2CCL_EAGER", "lots");
-    set_env("R2CCL_VERIFY", "2");
-    set_env("R2CCL_CHUNK", "1M");
-    CHECK_EQ(r2_settings_parse(&s, fake_getenv, err, sizeof(err)), -EINVAL);
-    CHECK_MSG(strstr(err, "R2CCL_EAGER=lots is not valid") && strstr(err, "\nR2CCL_VERIFY=2 is") &&
-                  strstr(err, "allowed is 0 or 1; the default holds (0)") &&
-                  strstr(err, "; the default holds (8K)\n") && !strstr(err, "R2CCL_CHUNK") &&
-                  err[strlen(err) - 1] != '\n',
-              "%s", err);
-    CHECK_EQ(s.eager, 8192);
-    CHECK_EQ(s.chunk, 1 << 20);
-    CHECK_EQ(r2_settings_parse(&s, fake_getenv, little, sizeof(little)), -EINVAL);
-    CHECK_EQ(strlen(little), sizeof(little) - 1);
-}
-
-static void test_values(void)
+TEST(values)
 {
     struct r2_settings s;
     char err[512];
@@ -134,7 +112,7 @@ static void test_values(void)
     CHECK_STR(s.nccl_socket_ifname, "^docker");
 }
 
-static void test_plans_of_modes(void)
+TEST(plans_of_modes)
 {
     static const struct {
         const char *mode, *plan;
@@ -160,7 +138,7 @@ static void test_plans_of_modes(void)
     }
 }
 
-static void test_bad_values(void)
+TEST(bad_values)
 {
     static const char *const bad[][2] = {
         {"R2CCL_MODE", "6"},
@@ -209,7 +187,7 @@ static void test_bad_values(void)
     CHECK_EQ(s.mode, R2_MODE_AUTO);
 }
 
-static void test_alias_and_empty(void)
+TEST(alias_and_empty)
 {
     struct r2_settings s;
     char err[512];
@@ -225,7 +203,7 @@ static void test_alias_and_empty(void)
     CHECK_EQ(s.chunk, 512 * 1024);
 }
 
-static void test_of_shim(void)
+TEST(of_shim)
 {
     struct r2_settings s;
     char err[512], names[128];
@@ -240,7 +218,7 @@ static void test_of_shim(void)
     CHECK_STR(names, "R2CC_MODE=3, R2CCL_DLSYM=1");
 }
 
-static void test_long_text(void)
+TEST(long_text)
 {
     struct r2_settings s;
     char text[R2_SETTING_TEXT + 1];
@@ -257,7 +235,7 @@ static void test_long_text(void)
 }
 
 /* The control segment would cut a longer one, and two jobs would have one name. */
-static void test_long_job(void)
+TEST(long_job)
 {
     struct r2_settings s;
     char text[sizeof(((struct r2_seg_process *)0)->job) + 1];
@@ -274,7 +252,7 @@ static void test_long_job(void)
     CHECK_MSG(strstr(err, "allowed is a text of at most 63 bytes"), "%s", err);
 }
 
-static void test_names(void)
+TEST(names)
 {
     char *const quiet[] = {"PATH=/bin", "R2CCL_NICS=eth0", "R2CCL_LAB_DIR=/x", "R2CCL", NULL};
     char *const loud[] = {
@@ -297,7 +275,7 @@ static void test_names(void)
     CHECK_LT(strlen(tiny), sizeof(tiny));
 }
 
-static void test_names_long(void)
+TEST(names_long)
 {
     char name[600];
     char *const env[] = {name, NULL};
@@ -312,7 +290,7 @@ static void test_names_long(void)
 
 /* ---- values ---- */
 
-static void test_duration_text(void)
+TEST(duration_text)
 {
     static const struct {
         uint64_t ns;
@@ -335,7 +313,7 @@ static void test_duration_text(void)
     }
 }
 
-static void test_round_trip(void)
+TEST(round_trip)
 {
     for (unsigned long i = check_rounds(20000); i > 0; i--) {
         uint64_t value = check_random() >> check_below(64);
@@ -351,7 +329,7 @@ static void test_round_trip(void)
     }
 }
 
-static void test_cpus(void)
+TEST(cpus)
 {
     cpu_set_t set;
 
@@ -364,7 +342,7 @@ static void test_cpus(void)
     CHECK_EQ(r2_value_cpus(",1", &set), -EINVAL);
 }
 
-static void test_io_threads(void)
+TEST(io_threads)
 {
     struct r2_settings s = {.io_threads = 7};
     cpu_set_t allowed;
@@ -379,7 +357,7 @@ static void test_io_threads(void)
     CHECK_EQ(r2_settings_io_threads(&s, 64), 1);
 }
 
-static void test_default_io_threads(void)
+TEST(default_io_threads)
 {
     static const struct {
         int cores, nics, threads;
@@ -390,9 +368,31 @@ static void test_default_io_threads(void)
         CHECK_EQ(r2_settings_default_io_threads(cases[i].cores, cases[i].nics), cases[i].threads);
 }
 
+TEST(every_bad_value_is_named)
+{
+    struct r2_settings s;
+    char err[512];
+    char little[40];
+
+    env_count = 0;
+    set_env("R2CCL_EAGER", "lots");
+    set_env("R2CCL_VERIFY", "2");
+    set_env("R2CCL_CHUNK", "1M");
+    CHECK_EQ(r2_settings_parse(&s, fake_getenv, err, sizeof(err)), -EINVAL);
+    CHECK_MSG(strstr(err, "R2CCL_EAGER=lots is not valid") && strstr(err, "\nR2CCL_VERIFY=2 is") &&
+                  strstr(err, "allowed is 0 or 1; the default holds (0)") &&
+                  strstr(err, "; the default holds (8K)\n") && !strstr(err, "R2CCL_CHUNK") &&
+                  err[strlen(err) - 1] != '\n',
+              "%s", err);
+    CHECK_EQ(s.eager, 8192);
+    CHECK_EQ(s.chunk, 1 << 20);
+    CHECK_EQ(r2_settings_parse(&s, fake_getenv, little, sizeof(little)), -EINVAL);
+    CHECK_EQ(strlen(little), sizeof(little) - 1);
+}
+
 /* Random text for every row: no crash; either the value is taken and its setting alone changes,
  * or the message names both and nothing changes. */
-static void test_fuzz(void)
+TEST(fuzz)
 {
     static const char alphabet[] = "0123456789-+.,:^=*%kKmMgGiBsuhnx |\"\\\x80\xff\n\tabcdefoft";
     struct r2_settings s;
@@ -427,7 +427,7 @@ static void *get_settings(void *arg)
     return (void *)(uintptr_t)r2_settings_get();
 }
 
-static void test_process(void)
+TEST(process)
 {
     pthread_t threads[8];
     void *got;
@@ -515,7 +515,7 @@ static const char *json_value(const char *p)
     return strncmp(p, "false", 5) == 0 ? p + 5 : json_string(p);
 }
 
-static void test_json(void)
+TEST(json)
 {
     const char *text = r2ccl_settings_json();
     const char *end = json_value(text);
@@ -535,30 +535,6 @@ static void test_json(void)
     CHECK(text == r2ccl_settings_json());
 }
 
-static const struct check_test tests[] = {
-    {"defaults", test_defaults},
-    {"table", test_table},
-    {"values", test_values},
-    {"plans_of_modes", test_plans_of_modes},
-    {"bad_values", test_bad_values},
-    {"alias_and_empty", test_alias_and_empty},
-    {"of_shim", test_of_shim},
-    {"long_text", test_long_text},
-    {"long_job", test_long_job},
-    {"names", test_names},
-    {"names_long", test_names_long},
-    {"duration_text", test_duration_text},
-    {"round_trip", test_round_trip},
-    {"cpus", test_cpus},
-    {"io_threads", test_io_threads},
-    {"default_io_threads", test_default_io_threads},
-    {"every_bad_value_is_named", test_every_bad_value_is_named},
-    {"fuzz", test_fuzz},
-    {"process", test_process},
-    {"json", test_json},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     unsetenv("R2CCL_CHUNK");
@@ -568,5 +544,5 @@ int main(int argc, char **argv)
     setenv("R2CCL_LANES", "5", 1);
     setenv("R2CCL_HARTBEAT", "1", 1);
     setenv("R2CCL_JOB", "a\"\\\n\xff\xc3\xa9", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -40,7 +40,7 @@ static double best_direct(const struct r2_shard_input *in)
     return r2_shard_ns(in, weights);
 }
 
-static void test_four_nodes_of_8_gbit_have_the_known_bounds(void)
+TEST(four_nodes_of_8_gbit_have_the_known_bounds)
 {
     struct r2_shard_input in = some(4, 1, 0.5, 256 * MIB);
 
@@ -54,7 +54,7 @@ static void test_four_nodes_of_8_gbit_have_the_known_bounds(void)
 }
 
 /* p, slow nodes, what they have left; bound and ring as ratios to the ring of healthy nodes. */
-static void test_bounds_are_those_of_the_table_and_direct_meets_them(void)
+TEST(bounds_are_those_of_the_table_and_direct_meets_them)
 {
     static const struct {
         int p, slow;
@@ -80,7 +80,7 @@ static void test_bounds_are_those_of_the_table_and_direct_meets_them(void)
     }
 }
 
-static void test_direct_meets_the_bound_for_any_mix_of_rates(void)
+TEST(direct_meets_the_bound_for_any_mix_of_rates)
 {
     for (int round = 0; round < 2000; round++) {
         struct r2_shard_input in = some(3 + (int)(check_random() % 62), 0, 1, 1024 * MIB);
@@ -96,7 +96,7 @@ static void test_direct_meets_the_bound_for_any_mix_of_rates(void)
 }
 
 /* No other weights are better: a unit moved from one rank to another never helps. */
-static void test_no_neighbouring_weights_are_better(void)
+TEST(no_neighbouring_weights_are_better)
 {
     struct r2_shard_input in = some(6, 2, 0.8, 1024 * MIB);
     uint32_t weights[6];
@@ -118,7 +118,7 @@ static void test_no_neighbouring_weights_are_better(void)
     }
 }
 
-static void test_a_node_with_half_its_rate_owns_nothing_of_four(void)
+TEST(a_node_with_half_its_rate_owns_nothing_of_four)
 {
     struct r2_shard_input in = some(4, 1, 0.5, MIB);
     uint32_t weights[4];
@@ -136,7 +136,7 @@ static void test_a_node_with_half_its_rate_owns_nothing_of_four(void)
 }
 
 /* The authors' model at six nodes with a third of one lost, as ratios to the healthy ring. */
-static void test_r2ccl_allreduce_takes_what_its_authors_say(void)
+TEST(r2ccl_allreduce_takes_what_its_authors_say)
 {
     static const double want[] = {1.600, 1.450, 1.375, 1.338, 1.319};
     struct r2_shard_input in = some(6, 1, 2.0 / 3, 1024 * MIB);
@@ -155,7 +155,7 @@ static void test_r2ccl_allreduce_takes_what_its_authors_say(void)
 }
 
 /* The model's bytes, messages and rounds are those of the schedule. */
-static void test_the_model_counts_what_the_schedule_sends(void)
+TEST(the_model_counts_what_the_schedule_sends)
 {
     struct r2_shard_input in = some(5, 2, 0.7, 16 * MIB);
     struct r2_schedule_data data = {.p = 5, .count = 4 * MIB, .elem = 4, .piece = 64 << 10};
@@ -181,7 +181,7 @@ static void test_the_model_counts_what_the_schedule_sends(void)
     NEAR(r2_shard_ns(&in, weights) / (worst * in.message_ns), 1, 0.01);
 }
 
-static void test_few_bytes_take_small_pieces_and_slow_cores_large_ones(void)
+TEST(few_bytes_take_small_pieces_and_slow_cores_large_ones)
 {
     struct r2_shard_input in = some(4, 1, 0.75, 64 * MIB);
     uint32_t weights[4];
@@ -194,25 +194,4 @@ static void test_few_bytes_take_small_pieces_and_slow_cores_large_ones(void)
     CHECK_EQ(r2_shard_piece(&in, weights, 16 << 10, 512 << 10), 512 << 10);
     /* Where the cores are the limit, the ring, which sends as much, is no slower. */
     CHECK_LE(r2_shard_ring_ns(&in), r2_shard_ns(&in, weights));
-}
-
-static const struct check_test tests[] = {
-    {"four_nodes_of_8_gbit_have_the_known_bounds", test_four_nodes_of_8_gbit_have_the_known_bounds},
-    {"bounds_are_those_of_the_table_and_direct_meets_them",
-     test_bounds_are_those_of_the_table_and_direct_meets_them},
-    {"direct_meets_the_bound_for_any_mix_of_rates",
-     test_direct_meets_the_bound_for_any_mix_of_rates},
-    {"no_neighbouring_weights_are_better", test_no_neighbouring_weights_are_better},
-    {"a_node_with_half_its_rate_owns_nothing_of_four",
-     test_a_node_with_half_its_rate_owns_nothing_of_four},
-    {"r2ccl_allreduce_takes_what_its_authors_say", test_r2ccl_allreduce_takes_what_its_authors_say},
-    {"the_model_counts_what_the_schedule_sends", test_the_model_counts_what_the_schedule_sends},
-    {"few_bytes_take_small_pieces_and_slow_cores_large_ones",
-     test_few_bytes_take_small_pieces_and_slow_cores_large_ones},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -70,7 +70,7 @@ static int reduce(r2_nccl_comm comm)
     return ncclAllReduce(NULL, NULL, 10, 7, 0, comm, NULL);
 }
 
-static void test_table(void)
+TEST(table)
 {
     for (int i = 0; i < R2_API_COUNT; i++) {
         CHECK_EQ(r2_api_find(r2_api_names[i]), i);
@@ -82,7 +82,7 @@ static void test_table(void)
     CHECK_EQ(r2_api_find("ncclNothing"), -1);
 }
 
-static void test_passes_on(void)
+TEST(passes_on)
 {
     long before;
     int version = 0;
@@ -97,7 +97,7 @@ static void test_passes_on(void)
     CHECK_STR(ncclGetErrorString(1), "no-op error");
 }
 
-static void test_counts_what_nccl_took(void)
+TEST(counts_what_nccl_took)
 {
     r2_nccl_comm comm;
 
@@ -124,7 +124,7 @@ static void test_counts_what_nccl_took(void)
 
 /* ncclBcast of the no-op NCCL calls ncclBroadcast, which opens a group: all through the wrappers.
  */
-static void test_nested_calls_pass_through(void)
+TEST(nested_calls_pass_through)
 {
     long before;
     r2_nccl_comm comm, all[3];
@@ -147,7 +147,7 @@ static void test_nested_calls_pass_through(void)
     CHECK_EQ(r2_comms_count(), before);
 }
 
-static void test_groups(void)
+TEST(groups)
 {
     r2_nccl_comm comm, other;
 
@@ -188,7 +188,7 @@ static void test_groups(void)
     CHECK_EQ(ncclCommDestroy(other), 0);
 }
 
-static void test_communicators_of_a_group(void)
+TEST(communicators_of_a_group)
 {
     struct r2_nccl_id id;
     r2_nccl_comm comms[2], failed;
@@ -215,7 +215,7 @@ static void test_communicators_of_a_group(void)
         CHECK_EQ(ncclCommDestroy(comms[r]), 0);
 }
 
-static void test_children(void)
+TEST(children)
 {
     r2_nccl_comm parent = NULL, child, other, shrunk, grown;
     int excluded[] = {1};
@@ -255,7 +255,7 @@ static void test_children(void)
 }
 
 /* Two ranks that split in the same order number the children alike. */
-static void test_ids_are_the_same_on_all_ranks(void)
+TEST(ids_are_the_same_on_all_ranks)
 {
     struct r2_nccl_id id;
     r2_nccl_comm ranks[2], children[2];
@@ -276,7 +276,7 @@ static void test_ids_are_the_same_on_all_ranks(void)
     }
 }
 
-static void test_nonblocking(void)
+TEST(nonblocking)
 {
     struct r2_nccl_id id;
     r2_nccl_comm comm;
@@ -304,7 +304,7 @@ static void *hanging(void *arg)
 }
 
 /* As PyTorch's watchdog does: abort while another thread is inside a collective. */
-static void test_abort_from_another_thread(void)
+TEST(abort_from_another_thread)
 {
     r2_nccl_comm comm;
     pthread_t thread;
@@ -340,7 +340,7 @@ static void *churn(void *arg)
     return NULL;
 }
 
-static void test_threads(void)
+TEST(threads)
 {
     pthread_t threads[4];
     int before;
@@ -353,7 +353,7 @@ static void test_threads(void)
     CHECK_EQ(r2_comms_count(), before);
 }
 
-static void test_child_of_fork_is_inert(void)
+TEST(child_of_fork_is_inert)
 {
     r2_nccl_comm comm;
     int status, version;
@@ -386,7 +386,7 @@ static void *look_up(void *comm)
 
 /* With several NCCLs in the process a forked child asks the table which one a communicator belongs
  * to: threads of the parent that were in it then are not there to leave it. */
-static void test_fork_while_others_look_up(void)
+TEST(fork_while_others_look_up)
 {
     pthread_t threads[3];
     r2_nccl_comm comm;
@@ -414,7 +414,7 @@ static void test_fork_while_others_look_up(void)
 }
 
 /* An error that comes with the end of a group is that of all its communicators. */
-static void test_errors_of_a_group(void)
+TEST(errors_of_a_group)
 {
     r2_nccl_comm one, other, outside;
 
@@ -471,7 +471,7 @@ static bool meets(r2_nccl_comm handle)
 }
 
 /* R2CCL_TELL_ERRORS bounds what one process has to bear: all of a family meet at the same one. */
-static void test_children_of_too_many(void)
+TEST(children_of_too_many)
 {
     static int excluded[100];
     r2_nccl_comm parents[2], children[2], grandchild;
@@ -491,27 +491,8 @@ static void test_children_of_too_many(void)
     }
 }
 
-static const struct check_test tests[] = {
-    {"table", test_table},
-    {"passes_on", test_passes_on},
-    {"counts_what_nccl_took", test_counts_what_nccl_took},
-    {"nested_calls_pass_through", test_nested_calls_pass_through},
-    {"groups", test_groups},
-    {"children_of_too_many", test_children_of_too_many},
-    {"errors_of_a_group", test_errors_of_a_group},
-    {"communicators_of_a_group", test_communicators_of_a_group},
-    {"children", test_children},
-    {"ids_are_the_same_on_all_ranks", test_ids_are_the_same_on_all_ranks},
-    {"nonblocking", test_nonblocking},
-    {"abort_from_another_thread", test_abort_from_another_thread},
-    {"threads", test_threads},
-    {"child_of_fork_is_inert", test_child_of_fork_is_inert},
-    {"fork_while_others_look_up", test_fork_while_others_look_up},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     noop_bed(NULL);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -45,7 +45,7 @@ static const char *get(int version)
     return text ? text : "-";
 }
 
-static void test_lines(void)
+TEST(lines)
 {
     static const struct {
         const char *text, *expect;
@@ -78,7 +78,7 @@ static void test_lines(void)
 }
 
 /* NCCL takes 1023 characters of a value. */
-static void test_long_lines(void)
+TEST(long_lines)
 {
     char text[5000] = NAME "=";
 
@@ -92,7 +92,7 @@ static void test_long_lines(void)
     CHECK_STR(get(NEW), "-");
 }
 
-static void test_environment_wins(void)
+TEST(environment_wins)
 {
     struct r2_conf_value value;
 
@@ -110,7 +110,7 @@ static void test_environment_wins(void)
 }
 
 /* Which file it is, and since when. */
-static void test_own_file(void)
+TEST(own_file)
 {
     put(in_folder("named"), NAME "=named\n");
     put(in_folder("other"), "OTHER=x\n");
@@ -133,7 +133,7 @@ static void test_own_file(void)
 }
 
 /* Nothing waits for a writer, or takes from NCCL what can be read once. */
-static void test_no_file(void)
+TEST(no_file)
 {
     CHECK_EQ(mkfifo(in_folder("fifo"), 0600), 0);
     setenv("NCCL_CONF_FILE", in_folder("fifo"), 1);
@@ -183,7 +183,7 @@ static void in_namespace(void)
     _exit(0);
 }
 
-static void test_system_file(void)
+TEST(system_file)
 {
     int status;
     pid_t child;
@@ -201,16 +201,6 @@ static void test_system_file(void)
     CHECK_EQ(WEXITSTATUS(status), 0);
 }
 
-static const struct check_test tests[] = {
-    {"lines", test_lines},
-    {"long_lines", test_long_lines},
-    {"environment_wins", test_environment_wins},
-    {"own_file", test_own_file},
-    {"no_file", test_no_file},
-    {"system_file", test_system_file},
-    {0},
-};
-
 static void clean(void)
 {
     static const char *const names[] = {"lines", "named", "other", ".nccl.conf", "fifo"};
@@ -224,5 +214,5 @@ int main(int argc, char **argv)
 {
     CHECK(mkdtemp(folder) != NULL);
     atexit(clean);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

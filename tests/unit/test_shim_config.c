@@ -34,7 +34,7 @@ static bool followed(r2_nccl_comm handle)
 
 /* With blocking=0 a communicator has no agreement, also where NCCL is through with making it when
  * the call returns: on another rank it may not be. */
-static void test_nonblocking_and_made_at_once(void)
+TEST(nonblocking_and_made_at_once)
 {
     struct r2_nccl_config config = {
         .size = sizeof(config), .magic = R2_NCCL_CONFIG_MAGIC, .blocking = 1};
@@ -87,7 +87,7 @@ static void make_each_way(r2_nccl_comm parent, struct r2_nccl_config *config, co
 }
 
 /* A configuration of NCCL 2.18 ends before the newer fields: nothing behind it may be touched. */
-static void test_config_is_read_no_further_than_its_size(void)
+TEST(read_no_further_than_its_size)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), size = offsetof(struct r2_nccl_config, name);
     char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -115,14 +115,8 @@ static void test_config_is_read_no_further_than_its_size(void)
     munmap(pages, 2 * page);
 }
 
-static const struct check_test tests[] = {
-    {"nonblocking_and_made_at_once", test_nonblocking_and_made_at_once},
-    {"read_no_further_than_its_size", test_config_is_read_no_further_than_its_size},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     noop_bed(NULL);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -48,9 +48,30 @@ static void *run_group(void *comm)
     return NULL;
 }
 
+/* As nccl-tests counts: NCCL's count is of the whole at an AllReduce, of a part at an AllGather. */
+TEST(bus_bytes)
+{
+    struct r2_comm *entry;
+    r2_nccl_comm comm;
+    uint64_t bytes = 4 * BIG;
+
+    comm = make(&entry, 4);
+    CHECK_EQ(reduce(comm, BIG), 0);
+    CHECK_EQ(r2_comm_row(entry)->bus_bytes, bytes * 3 / 2);
+    CHECK_EQ(ncclAllGather(NULL, NULL, BIG, FLOAT, comm, NULL), 0);
+    CHECK_EQ(r2_comm_row(entry)->bus_bytes, bytes * 9 / 2);
+    CHECK_EQ(ncclBroadcast(NULL, NULL, BIG, FLOAT, 0, comm, NULL), 0);
+    CHECK_EQ(r2_comm_row(entry)->bus_bytes, bytes * 11 / 2);
+    noop.next_result(R2_NCCL_ARGUMENT);
+    CHECK_EQ(reduce(comm, BIG), R2_NCCL_ARGUMENT);
+    CHECK_EQ(ncclSend(NULL, BIG, FLOAT, 0, comm, NULL), 0);
+    CHECK_EQ(r2_comm_row(entry)->bus_bytes, bytes * 11 / 2);
+    end(entry, comm);
+}
+
 /* A rank that hangs in the end of a group has handed over what is in it: it is not the one that the
  * others wait for. */
-static void test_counted_before_it_hangs(void)
+TEST(counted_before_it_hangs)
 {
     struct r2_comm *entry;
     r2_nccl_comm comm;
@@ -94,7 +115,7 @@ static int group_of_three(r2_nccl_comm comm, int refuse, int error)
 
 /* A rank whose arguments NCCL refuses may do the group again; the others know nothing of that. What
  * NCCL had in hand when it failed is counted. */
-static void test_refused_is_not_counted(void)
+TEST(refused_is_not_counted)
 {
     struct r2_comm *entry;
     r2_nccl_comm comm;
@@ -117,36 +138,8 @@ static void test_refused_is_not_counted(void)
     end(entry, comm);
 }
 
-/* As nccl-tests counts: NCCL's count is of the whole at an AllReduce, of a part at an AllGather. */
-static void test_bus_bytes(void)
-{
-    struct r2_comm *entry;
-    r2_nccl_comm comm;
-    uint64_t bytes = 4 * BIG;
-
-    comm = make(&entry, 4);
-    CHECK_EQ(reduce(comm, BIG), 0);
-    CHECK_EQ(r2_comm_row(entry)->bus_bytes, bytes * 3 / 2);
-    CHECK_EQ(ncclAllGather(NULL, NULL, BIG, FLOAT, comm, NULL), 0);
-    CHECK_EQ(r2_comm_row(entry)->bus_bytes, bytes * 9 / 2);
-    CHECK_EQ(ncclBroadcast(NULL, NULL, BIG, FLOAT, 0, comm, NULL), 0);
-    CHECK_EQ(r2_comm_row(entry)->bus_bytes, bytes * 11 / 2);
-    noop.next_result(R2_NCCL_ARGUMENT);
-    CHECK_EQ(reduce(comm, BIG), R2_NCCL_ARGUMENT);
-    CHECK_EQ(ncclSend(NULL, BIG, FLOAT, 0, comm, NULL), 0);
-    CHECK_EQ(r2_comm_row(entry)->bus_bytes, bytes * 11 / 2);
-    end(entry, comm);
-}
-
-static const struct check_test tests[] = {
-    {"bus_bytes", test_bus_bytes},
-    {"counted_before_it_hangs", test_counted_before_it_hangs},
-    {"refused_is_not_counted", test_refused_is_not_counted},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     noop_bed("auto");
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -104,7 +104,7 @@ static void run_all(int abort)
 
 /* Every rank makes the id by itself: it stays as NCCL made it, the same on all, and nobody meets.
  */
-static void test_fixed_id(void)
+TEST(fixed_id)
 {
     static const char zero[64];
     struct r2_nccl_id id;
@@ -126,19 +126,19 @@ static void test_fixed_id(void)
     CHECK_EQ(ncclCommDestroy(comm), 0);
 }
 
-static void test_ranks_meet(void)
+TEST(ranks_meet)
 {
     run_all(0);
 }
 
-static void test_generations(void)
+TEST(generations)
 {
     for (int i = 0; i < 5; i++)
         run_all(i % 2);
 }
 
 /* A rank that never comes: collectives and abort do not wait for it. */
-static void test_missing_rank(void)
+TEST(missing_rank)
 {
     struct r2_nccl_id id;
     r2_nccl_comm comm;
@@ -227,7 +227,7 @@ static void run_together(void *(*run)(void *))
     pthread_barrier_destroy(&together);
 }
 
-static void test_revoke_wakes(void)
+TEST(revoke_wakes)
 {
     run_together(revoke_while_waiting);
 }
@@ -333,7 +333,7 @@ static void *wait_in_vain(void *arg)
     return NULL;
 }
 
-static void test_undecided(void)
+TEST(undecided)
 {
     run_together(wait_in_vain);
 }
@@ -355,7 +355,7 @@ static bool telling(struct r2_agree *a)
 
 /* One thread found the error and tells the others, for 200 ms, as nobody answers; another one hears
  * of it meanwhile. By then the journal has it, and it has it once. */
-static void test_journal(void)
+TEST(journal)
 {
     struct r2_nccl_id id;
     struct r2_comm *entry;
@@ -387,13 +387,6 @@ static void test_journal(void)
     CHECK_EQ(ncclCommAbort(comm), 0);
 }
 
-static const struct check_test tests[] = {
-    {"fixed_id", test_fixed_id},         {"ranks_meet", test_ranks_meet},
-    {"generations", test_generations},   {"missing_rank", test_missing_rank},
-    {"revoke_wakes", test_revoke_wakes}, {"undecided", test_undecided},
-    {"journal", test_journal},           {0},
-};
-
 int main(int argc, char **argv)
 {
     static const struct r2_control_info info = {.rank = -1};
@@ -405,7 +398,7 @@ int main(int argc, char **argv)
     if (r2_control_open(&control, &info))
         control = NULL;
     snprintf(name, sizeof(name), "%s", control ? r2_control_name(control) : "");
-    rc = check_main(argc, argv, tests);
+    rc = check_main(argc, argv);
     if (control)
         shm_unlink(name);
     return rc;

@@ -100,7 +100,7 @@ static void plans(struct rank *me)
     CHECK_EQ(ncclCommDestroy(me->comm), 0); /* does not wait for it either */
 }
 
-static void test_plans(void)
+TEST(plans)
 {
     run_all(plans);
     CHECK(driver.held() > 0);
@@ -121,7 +121,7 @@ static void aborts(struct rank *me)
     CHECK(r2_now_ns() - begin < 20 * R2_NS_PER_S);
 }
 
-static void test_aborts(void)
+TEST(aborts)
 {
     for (int i = 0; i < 2; i++) { /* the next communicator is looked after again */
         run_all(aborts);
@@ -141,7 +141,7 @@ static void comes_and_goes(struct rank *me)
     CHECK_EQ(ncclCommDestroy(me->comm), 0);
 }
 
-static void test_comes_and_goes(void)
+TEST(comes_and_goes)
 {
     int gone = 0;
 
@@ -229,7 +229,7 @@ static void known(struct rank *me)
     CHECK_EQ(ncclCommDestroy(me->comm), 0);
 }
 
-static void test_known(void)
+TEST(known)
 {
     run_all(known);
     CHECK(events_left(0));
@@ -245,7 +245,7 @@ static void in_another_life(struct rank *me)
     CHECK_EQ(ncclCommDestroy(me->comm), 0);
 }
 
-static void test_device_reset(void)
+TEST(device_reset)
 {
     for (int i = 0; i < 3; i++) {
         run_all(in_another_life);
@@ -265,7 +265,7 @@ static void ends_its_device(struct rank *me)
     CHECK_EQ(ncclCommAbort(me->comm), 0);
 }
 
-static void test_device_ended(void)
+TEST(device_ended)
 {
     run_all(ends_its_device);
     driver.reset(1);
@@ -275,16 +275,6 @@ static void test_device_ended(void)
         no_context_held();
     driver.reset(0);
 }
-
-static const struct check_test tests[] = {
-    {"plans", test_plans},
-    {"aborts", test_aborts},
-    {"comes_and_goes", test_comes_and_goes},
-    {"known", test_known},
-    {"device_reset", test_device_reset},
-    {"device_ended", test_device_ended},
-    {0},
-};
 
 int main(int argc, char **argv)
 {
@@ -301,5 +291,5 @@ int main(int argc, char **argv)
     CHECK(driver.hold && driver.held && driver.asked && driver.events && driver.answer &&
           driver.retained && driver.reset);
     noop_bed("auto");
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

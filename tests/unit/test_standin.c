@@ -166,44 +166,15 @@ static void caller_does_it(int used)
     r2_io_use(THREADS);
 }
 
-static void test_caller_does_it(void)
+TEST(caller_does_it)
 {
     caller_does_it(THREADS);
 }
 
 /* Sockets of threads that are given nothing new any more are among them. */
-static void test_threads_used_no_more(void)
+TEST(threads_used_no_more)
 {
     caller_does_it(2);
-}
-
-/* It comes no more, at any moment: what it would have done next is done all the same. */
-static void test_caller_stops(void)
-{
-    int late = 0;
-
-    for (int i = 0; i < ROUNDS; i++) {
-        struct worker *w = &workers[i % THREADS];
-        long runs = atomic_load(&w->ran);
-        uint64_t until;
-
-        for (int k = 0; k < 5; k++) { /* it is woken, and sleeps on as one that is stood in for */
-            put(w);
-            CHECK(look_until(w, ++runs));
-        }
-        runs++;
-        look_for(check_random() % (600 * R2_NS_PER_US));
-        if (i % 2)
-            put(w);
-        else
-            r2_task_kick(&w->task);
-        until = r2_now_ns() + TAKES_NS;
-        while (atomic_load(&w->ran) < runs && r2_now_ns() < until)
-            await_nap();
-        CHECK_EQ(atomic_load(&w->ran), runs);
-        late += r2_now_ns() > until - TAKES_NS + SOON_NS;
-    }
-    CHECK_MSG(late < ROUNDS / 2, "%d of %d took more than 20 ms", late, ROUNDS);
 }
 
 /* A timer that a caller sets in a thread's place, for soon, is no reason to wake that thread. */
@@ -236,7 +207,7 @@ static void timers_for_soon(bool in_its_place)
     CHECK_GE(atomic_load(&fired), 1);
 }
 
-static void test_timers_for_soon(void)
+TEST(timers_for_soon)
 {
     timers_for_soon(true);
     timers_for_soon(false); /* nor one that it sets meanwhile */
@@ -250,7 +221,7 @@ static int by_time(const void *a, const void *b)
 }
 
 /* Told that nobody stands in any more, threads do not sleep until they would have looked. */
-static void test_taken_back(void)
+TEST(taken_back)
 {
     uint64_t until = r2_now_ns() + LIMIT_NS, took[TOLD], soon = R2_NS_PER_MS / 2;
 
@@ -302,7 +273,7 @@ static void until_lent(void)
 }
 
 /* Slow NICs carry too much together, for 2 ms at least. */
-static void test_taken_back_in_a_crowd(void)
+TEST(taken_back_in_a_crowd)
 {
     for (int i = 0; i < 3; i++) {
         uint64_t until = r2_now_ns() + LIMIT_NS;
@@ -315,7 +286,7 @@ static void test_taken_back_in_a_crowd(void)
 }
 
 /* They have only stopped, and the caller polls on: nor do threads sleep on then. */
-static void test_taken_back_in_the_end(void)
+TEST(taken_back_in_the_end)
 {
     uint64_t until = r2_now_ns() + LIMIT_NS, took[TOLD], soon = R2_NS_PER_MS / 2;
 
@@ -345,6 +316,35 @@ static void test_taken_back_in_the_end(void)
     CHECK_LT(took[TOLD - 1], TAKES_NS);
 }
 
+/* It comes no more, at any moment: what it would have done next is done all the same. */
+TEST(caller_stops)
+{
+    int late = 0;
+
+    for (int i = 0; i < ROUNDS; i++) {
+        struct worker *w = &workers[i % THREADS];
+        long runs = atomic_load(&w->ran);
+        uint64_t until;
+
+        for (int k = 0; k < 5; k++) { /* it is woken, and sleeps on as one that is stood in for */
+            put(w);
+            CHECK(look_until(w, ++runs));
+        }
+        runs++;
+        look_for(check_random() % (600 * R2_NS_PER_US));
+        if (i % 2)
+            put(w);
+        else
+            r2_task_kick(&w->task);
+        until = r2_now_ns() + TAKES_NS;
+        while (atomic_load(&w->ran) < runs && r2_now_ns() < until)
+            await_nap();
+        CHECK_EQ(atomic_load(&w->ran), runs);
+        late += r2_now_ns() > until - TAKES_NS + SOON_NS;
+    }
+    CHECK_MSG(late < ROUNDS / 2, "%d of %d took more than 20 ms", late, ROUNDS);
+}
+
 static void *kicking(void *arg)
 {
     long *kicked = arg;
@@ -358,7 +358,7 @@ static void *kicking(void *arg)
 }
 
 /* Tasks from elsewhere while the caller comes and goes: all run, the last of them, too. */
-static void test_tasks_of_others(void)
+TEST(tasks_of_others)
 {
     uint64_t until = r2_now_ns() + 2 * R2_NS_PER_S;
     long before = SUM(ran), kicked = 0;
@@ -410,7 +410,7 @@ static bool crowd_ends(uint64_t until)
 
 /* More than one thread can carry: the I/O threads take it over, and it comes back to the caller
  * when that is over. */
-static void test_too_much(void)
+TEST(too_much)
 {
     uint64_t until = r2_now_ns() + LIMIT_NS;
 
@@ -421,7 +421,7 @@ static void test_too_much(void)
 }
 
 /* From then on no thread sleeps as one that is stood in for. */
-static void test_too_much_is_taken_back(void)
+TEST(too_much_is_taken_back)
 {
     uint64_t until = r2_now_ns() + LIMIT_NS, took[11], soon = R2_NS_PER_MS / 2;
 
@@ -461,7 +461,7 @@ static bool looks_once(void)
 }
 
 /* No slow NIC, or one I/O thread, the others' sockets being their own: not all is this caller's. */
-static void test_not_limited(void)
+TEST(not_limited)
 {
     AWAIT(!r2_pause_limited(r2_now_ns()));
     CHECK(!r2_standin_look());
@@ -474,7 +474,7 @@ static void test_not_limited(void)
 }
 
 /* A thread without sockets is not looked after. */
-static void test_without_sockets(void)
+TEST(without_sockets)
 {
     struct worker *w = &workers[0];
 
@@ -494,24 +494,8 @@ static void test_without_sockets(void)
         CHECK_EQ(r2_io_add(r2_io_at(i), &workers[i].fd), 0);
 }
 
-static const struct check_test tests[] = {
-    {"caller_does_it", test_caller_does_it},
-    {"threads_used_no_more", test_threads_used_no_more},
-    {"timers_for_soon", test_timers_for_soon},
-    {"taken_back", test_taken_back},
-    {"taken_back_in_a_crowd", test_taken_back_in_a_crowd},
-    {"taken_back_in_the_end", test_taken_back_in_the_end},
-    {"caller_stops", test_caller_stops},
-    {"tasks_of_others", test_tasks_of_others},
-    {"too_much", test_too_much},
-    {"too_much_is_taken_back", test_too_much_is_taken_back},
-    {"not_limited", test_not_limited},
-    {"without_sockets", test_without_sockets},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     begin();
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -91,7 +91,7 @@ static void where(struct r2_wire_addr *out)
 }
 
 /* Only who has the secret of a process that this one has a connection to. */
-static void test_who_is_believed(void)
+TEST(who_is_believed)
 {
     uint8_t other[16], wrong[16];
 
@@ -128,9 +128,37 @@ static bool some_up(struct r2_peer *p)
     return yes;
 }
 
+/* While a path answers the peer's word comes over it, in order; a call changes nothing. */
+TEST(only_without_a_path)
+{
+    struct r2_wire_addr before, after;
+    int was = atomic_load(&calls);
+
+    bed_listen();
+    bed_connect();
+    where(&before);
+    CHECK(before.family);
+    CHECK(call(r2_eng.process, r2_eng.secret, 1, PORT));
+    CHECK_EQ(atomic_load(&calls), was + 1);
+    where(&after);
+    CHECK_EQ(memcmp(&before, &after, sizeof(before)), 0);
+    r2_peer_lock(tx->peer); /* none left */
+    for (int i = 0; i < tx->peer->n_paths; i++)
+        r2_path_fail(tx->peer->paths[i], tx->peer->paths[i]->gen, ETIMEDOUT, "test");
+    r2_peer_moved(tx->peer, 1, &said);
+    after = tx->peer->rnics[1].addr; /* later the other end calls, and says where it is */
+    pthread_mutex_unlock(&tx->peer->lock);
+    CHECK_EQ(after.port, PORT);
+    CHECK_EQ(after.offers, before.offers);
+    r2_peer_lock(tx->peer); /* and back, so that it ends in order */
+    r2_peer_moved(tx->peer, 1, &before);
+    pthread_mutex_unlock(&tx->peer->lock);
+    end();
+}
+
 /* The paths are dead but up still, as none of them answers and silence alone fails none: the caller
  * is believed, and what leads to where it was is given up; the others are left as they are. */
-static void test_every_path_silent(void)
+TEST(every_path_silent)
 {
     struct r2_wire_addr before, after;
 
@@ -158,41 +186,6 @@ static void test_every_path_silent(void)
     end();
 }
 
-/* While a path answers the peer's word comes over it, in order; a call changes nothing. */
-static void test_only_without_a_path(void)
-{
-    struct r2_wire_addr before, after;
-    int was = atomic_load(&calls);
-
-    bed_listen();
-    bed_connect();
-    where(&before);
-    CHECK(before.family);
-    CHECK(call(r2_eng.process, r2_eng.secret, 1, PORT));
-    CHECK_EQ(atomic_load(&calls), was + 1);
-    where(&after);
-    CHECK_EQ(memcmp(&before, &after, sizeof(before)), 0);
-    r2_peer_lock(tx->peer); /* none left */
-    for (int i = 0; i < tx->peer->n_paths; i++)
-        r2_path_fail(tx->peer->paths[i], tx->peer->paths[i]->gen, ETIMEDOUT, "test");
-    r2_peer_moved(tx->peer, 1, &said);
-    after = tx->peer->rnics[1].addr; /* later the other end calls, and says where it is */
-    pthread_mutex_unlock(&tx->peer->lock);
-    CHECK_EQ(after.port, PORT);
-    CHECK_EQ(after.offers, before.offers);
-    r2_peer_lock(tx->peer); /* and back, so that it ends in order */
-    r2_peer_moved(tx->peer, 1, &before);
-    pthread_mutex_unlock(&tx->peer->lock);
-    end();
-}
-
-static const struct check_test tests[] = {
-    {"who_is_believed", test_who_is_believed},
-    {"only_without_a_path", test_only_without_a_path},
-    {"every_path_silent", test_every_path_silent},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     static struct r2_transport_ops ops;
@@ -203,5 +196,5 @@ int main(int argc, char **argv)
     setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1);
     setenv("R2CCL_SHM", "0", 1);
     setenv("R2CCL_LOG", "none", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

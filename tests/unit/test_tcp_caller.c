@@ -24,7 +24,7 @@ static void moves(void)
 
 /* More messages than 16 bits can number, small ones and such as wait for a clear-to-send; each has
  * its number in it. */
-static void test_numbers_beyond_16_bits(void)
+TEST(numbers_beyond_16_bits)
 {
     enum { FLIGHT = 8, LARGE = 16 << 10 };
     struct r2_req *s[FLIGHT] = {0}, *t[FLIGHT] = {0};
@@ -81,7 +81,7 @@ static int break_connections(void)
     return broken;
 }
 
-static void test_nobody_reads_the_log(void)
+TEST(nobody_reads_the_log)
 {
     int before;
 
@@ -144,7 +144,7 @@ static void *cancelled(void *arg)
     return NULL;
 }
 
-static void test_cancelled_between_calls_only(void)
+TEST(cancelled_between_calls_only)
 {
     pthread_t t;
     void *how;
@@ -164,7 +164,7 @@ static void test_cancelled_between_calls_only(void)
 
 /* As NCCL 2.28.3 does with ncclCommSplit and splitShare: the parent is finalized, the child goes on
  * with the same context. */
-static void test_a_context_outlives_its_finalize(void)
+TEST(a_context_outlives_its_finalize)
 {
     struct r2_listen *again = NULL;
     struct r2_conn *first_tx, *first_rx;
@@ -207,7 +207,7 @@ static void *finalizes(void *arg)
 
 /* The parent is finalized while the child asks whether its first connection is made: the child
  * finds it gone, or it is not closed before the child has looked. (ASan and TSan tell.) */
-static void test_finalized_while_it_connects(void)
+TEST(finalized_while_it_connects)
 {
     char spare[R2_HANDLE_BYTES];
     struct r2_listen *closed;
@@ -275,7 +275,7 @@ static void refused(size_t byte, char value, const char *word)
     CHECK(strstr(heard, word));
 }
 
-static void test_handles_of_others(void)
+TEST(handles_of_others)
 {
     bed_listen();
     CHECK(r2_log_settle(20 * R2_NS_PER_S));
@@ -289,20 +289,10 @@ static void test_handles_of_others(void)
     end();
 }
 
-static const struct check_test tests[] = {
-    {"numbers_beyond_16_bits", test_numbers_beyond_16_bits},
-    {"nobody_reads_the_log", test_nobody_reads_the_log},
-    {"cancelled_between_calls_only", test_cancelled_between_calls_only},
-    {"a_context_outlives_its_finalize", test_a_context_outlives_its_finalize},
-    {"finalized_while_it_connects", test_finalized_while_it_connects},
-    {"handles_of_others", test_handles_of_others},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1);
     setenv("R2CCL_IO_THREADS", "1", 1);
     setenv("R2CCL_SHM", "0", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

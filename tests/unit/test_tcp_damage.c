@@ -68,7 +68,7 @@ static void move(void)
 }
 
 /* The path fails, and is made anew; nobody is called in vain. */
-static void test_failed_before_it_has_an_owner(void)
+TEST(failed_before_it_has_an_owner)
 {
     begin(1);
     CHECK_LE(atomic_load(&nudged), 0);
@@ -77,7 +77,7 @@ static void test_failed_before_it_has_an_owner(void)
 }
 
 /* The peer learns the end although a child has the socket, too; a reset stays one. */
-static void test_close_with_a_child(void)
+TEST(close_with_a_child)
 {
     for (int abort = 0; abort < 2; abort++) {
         struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(0x7f000101)}};
@@ -108,7 +108,7 @@ static void test_close_with_a_child(void)
 }
 
 /* Damaged chunks are not placed: they are counted, and come again. */
-static void test_damaged_chunks(void)
+TEST(damaged_chunks)
 {
     uint64_t bad;
 
@@ -126,13 +126,6 @@ static void test_damaged_chunks(void)
     end();
 }
 
-static const struct check_test tests[] = {
-    {"failed_before_it_has_an_owner", test_failed_before_it_has_an_owner},
-    {"close_with_a_child", test_close_with_a_child},
-    {"damaged_chunks", test_damaged_chunks},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     setenv("NCCL_IB_DISABLE", "1", 1); /* also where a stand-in for libibverbs is set */
@@ -142,5 +135,5 @@ int main(int argc, char **argv)
     setenv("R2CCL_GREY", "0", 1); /* no copies: each damaged chunk is one that counts */
     setenv("R2CCL_LANES", "1", 1);
     setenv("R2CCL_IO_THREADS", "3", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

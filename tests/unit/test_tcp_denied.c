@@ -204,7 +204,7 @@ static void in_a_process(void (*body)(void))
     CHECK_EQ(status, 0);
 }
 
-static void test_no_tcp_info(void)
+TEST(no_tcp_info)
 {
     no_info = true;
     in_a_process(sound_and_silent);
@@ -213,7 +213,7 @@ static void test_no_tcp_info(void)
     no_info = false;
 }
 
-static void test_no_siocoutq(void)
+TEST(no_siocoutq)
 {
     no_queue = true;
     in_a_process(sound_and_silent);
@@ -221,17 +221,11 @@ static void test_no_siocoutq(void)
     no_queue = false;
 }
 
-static const struct check_test tests[] = {
-    {"no_tcp_info", test_no_tcp_info},
-    {"no_siocoutq", test_no_siocoutq},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1);
     setenv("R2CCL_SHM", "0", 1);
     setenv("R2CCL_LANES", "1", 1);
     setenv("R2CCL_IO_THREADS", "2", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

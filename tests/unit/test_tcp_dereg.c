@@ -113,21 +113,15 @@ static void given_back(bool by_sender)
     end();
 }
 
-static void test_sender_in_a_chunk(void)
+TEST(sender_in_a_chunk)
 {
     given_back(true);
 }
 
-static void test_receiver_in_a_chunk(void)
+TEST(receiver_in_a_chunk)
 {
     given_back(false);
 }
-
-static const struct check_test tests[] = {
-    {"sender_in_a_chunk", test_sender_in_a_chunk},
-    {"receiver_in_a_chunk", test_receiver_in_a_chunk},
-    {0},
-};
 
 int main(int argc, char **argv)
 {
@@ -137,5 +131,5 @@ int main(int argc, char **argv)
     setenv("R2CCL_LANES", "1", 1);
     setenv("R2CCL_HEARTBEAT", "20s", 1); /* the slowed NIC is not to be judged */
     setenv("R2CCL_GREY", "0", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -50,7 +50,7 @@ static int ended(struct r2_req *req)
 
 /* A receive for a small message needs no clear-to-send, and the sender of a large one waits for it.
  * A later one may have said its own. */
-static void test_too_large_for_a_small_receive(void)
+TEST(too_large_for_a_small_receive)
 {
     for (int later = 0; later < 2; later++) {
         struct r2_req *s, *r, *more = NULL;
@@ -70,7 +70,7 @@ static void test_too_large_for_a_small_receive(void)
 
 /* Who connects while no descriptor is left is accepted when there are some again, without a further
  * attempt of anybody's to wake the listener. */
-static void test_no_descriptors_for_a_while(void)
+TEST(no_descriptors_for_a_while)
 {
     struct sockaddr_storage sa;
     struct rlimit was, none;
@@ -97,16 +97,10 @@ static void test_no_descriptors_for_a_while(void)
     end();
 }
 
-static const struct check_test tests[] = {
-    {"too_large_for_a_small_receive", test_too_large_for_a_small_receive},
-    {"no_descriptors_for_a_while", test_no_descriptors_for_a_while},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     setenv("R2CCL_NICS", "127.0.0.1", 1);
     setenv("R2CCL_IO_THREADS", "1", 1);
     setenv("R2CCL_SHM", "0", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -2,7 +2,7 @@
 #include "check.h"
 #include "transport/tcp/errors.h"
 
-static void test_rows(void)
+TEST(rows)
 {
     int n = 0;
 
@@ -17,21 +17,10 @@ static void test_rows(void)
     CHECK_STR(r2_tcp_error(ECONNREFUSED)->name, "ECONNREFUSED");
 }
 
-static void test_unknown(void)
+TEST(unknown)
 {
     static const int errs[] = {0, 1234567, INT32_MIN, INT32_MAX, -4096, EXDEV};
 
     for (unsigned i = 0; i < sizeof(errs) / sizeof(errs[0]); i++)
         CHECK_STR(r2_tcp_error(errs[i])->name, "any other");
-}
-
-static const struct check_test tests[] = {
-    {"rows", test_rows},
-    {"unknown", test_unknown},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

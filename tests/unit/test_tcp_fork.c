@@ -166,7 +166,7 @@ static void segment_stays(const char *name)
 
 /* Messages are under way, one forks, and while the child is there, and when it has gone, nothing is
  * different for the parent. */
-static void test_in_the_middle(void)
+TEST(in_the_middle)
 {
     int go[2], ready[2], status = -1;
     struct r2_req *s, *r;
@@ -209,15 +209,10 @@ static void test_in_the_middle(void)
     end();
 }
 
-static const struct check_test tests[] = {
-    {"in_the_middle", test_in_the_middle},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1);
     setenv("R2CCL_SHM", "1", 1);
     setenv("R2CCL_LOG", "none", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -48,23 +48,17 @@ static void run_one(bool sender)
     two_part(sender);
 }
 
-static void test_sender_hears(void)
+TEST(sender_hears)
 {
     sender_speaks = false;
     two_processes(run_one);
 }
 
-static void test_receiver_hears(void)
+TEST(receiver_hears)
 {
     sender_speaks = true;
     two_processes(run_one);
 }
-
-static const struct check_test tests[] = {
-    {"sender_hears", test_sender_hears},
-    {"receiver_hears", test_receiver_hears},
-    {0},
-};
 
 int main(int argc, char **argv)
 {
@@ -72,5 +66,5 @@ int main(int argc, char **argv)
     setenv("R2CCL_NO_PATH_TIMEOUT", "120s", 1);
     setenv("R2CCL_SHM", "0", 1);
     setenv("R2CCL_LOG", "none", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

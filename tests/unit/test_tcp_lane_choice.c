@@ -151,7 +151,7 @@ static void start(void)
 }
 
 /* One lane, and one more for every 128 KiB. */
-static void test_as_many_as_it_is_worth(void)
+TEST(as_many_as_it_is_worth)
 {
     start();
     begin(MOST);
@@ -165,8 +165,32 @@ static void test_as_many_as_it_is_worth(void)
     finish(MOST);
 }
 
+/* Where threads are few, each is at hand soon: as many lanes as there are chunks. */
+TEST(threads_are_few)
+{
+    start();
+    r2_io_use(8);
+    begin(3);
+    for (int i = 0; i < 3; i++) {
+        send_one(i);
+        CHECK_EQ(asked(), i + 1);
+    }
+    finish(3);
+    away_of(1);
+    begin(1);
+    for (int i = 2; i <= LANES; i++)
+        at_work(i);
+    send_one(0);
+    CHECK(!atomic_load(&lane(1)->tx_idle)); /* no lane at work is relied on */
+    atomic_store(&away, 0);
+    for (int i = 2; i <= LANES; i++)
+        atomic_store(&lane(i)->tx_idle, true);
+    finish(1);
+    r2_io_use(9);
+}
+
 /* A lane that is in the middle of something and takes nothing does not count. */
-static void test_blocked_ones_do_not_count(void)
+TEST(blocked_ones_do_not_count)
 {
     start();
     begin(1);
@@ -182,7 +206,7 @@ static void test_blocked_ones_do_not_count(void)
 
 /* One that is at work is relied on; should it be blocked before it comes to that, another one is
  * asked. */
-static void test_what_a_blocked_one_leaves(void)
+TEST(what_a_blocked_one_leaves)
 {
     start();
     begin(1);
@@ -205,7 +229,7 @@ static void test_what_a_blocked_one_leaves(void)
 }
 
 /* Its thread may have no core: who has not come to it for long is not relied on. */
-static void test_one_that_does_not_come(void)
+TEST(one_that_does_not_come)
 {
     start();
     begin(1);
@@ -230,7 +254,7 @@ static void poll_briefly(void)
 
 /* Nor on one that comes no more after it was relied on: whoever polls for the message looks again.
  */
-static void test_who_polls_looks_again(void)
+TEST(who_polls_looks_again)
 {
     start();
     begin(1);
@@ -246,7 +270,7 @@ static void test_who_polls_looks_again(void)
 }
 
 /* One was asked at once, and its thread has no core. */
-static void test_with_few_threads_too(void)
+TEST(with_few_threads_too)
 {
     start();
     r2_io_use(8);
@@ -260,7 +284,7 @@ static void test_with_few_threads_too(void)
 }
 
 /* A socket or a NIC that takes nothing is said to be so; the lane goes on. */
-static void test_who_is_blocked_says_so(void)
+TEST(who_is_blocked_says_so)
 {
     struct r2_fault fault = {.kind = R2_SEG_FAULT_BLACKHOLE, .tx = true};
     int before;
@@ -282,7 +306,7 @@ static void test_who_is_blocked_says_so(void)
 
 /* Threads that wait for the kernel may do so for long: their lanes are no help; where there are no
  * others they are asked. */
-static void test_threads_that_are_away(void)
+TEST(threads_that_are_away)
 {
     start();
     away_of(1);
@@ -299,42 +323,6 @@ static void test_threads_that_are_away(void)
     atomic_store(&away, 0);
 }
 
-/* Where threads are few, each is at hand soon: as many lanes as there are chunks. */
-static void test_threads_are_few(void)
-{
-    start();
-    r2_io_use(8);
-    begin(3);
-    for (int i = 0; i < 3; i++) {
-        send_one(i);
-        CHECK_EQ(asked(), i + 1);
-    }
-    finish(3);
-    away_of(1);
-    begin(1);
-    for (int i = 2; i <= LANES; i++)
-        at_work(i);
-    send_one(0);
-    CHECK(!atomic_load(&lane(1)->tx_idle)); /* no lane at work is relied on */
-    atomic_store(&away, 0);
-    for (int i = 2; i <= LANES; i++)
-        atomic_store(&lane(i)->tx_idle, true);
-    finish(1);
-    r2_io_use(9);
-}
-
-static const struct check_test tests[] = {
-    {"as_many_as_it_is_worth", test_as_many_as_it_is_worth},
-    {"threads_are_few", test_threads_are_few},
-    {"blocked_ones_do_not_count", test_blocked_ones_do_not_count},
-    {"what_a_blocked_one_leaves", test_what_a_blocked_one_leaves},
-    {"one_that_does_not_come", test_one_that_does_not_come},
-    {"who_polls_looks_again", test_who_polls_looks_again},
-    {"with_few_threads_too", test_with_few_threads_too},
-    {"who_is_blocked_says_so", test_who_is_blocked_says_so},
-    {"threads_that_are_away", test_threads_that_are_away},
-    {0}};
-
 int main(int argc, char **argv)
 {
     int rc;
@@ -345,7 +333,7 @@ int main(int argc, char **argv)
     setenv("R2CCL_GREY", "0", 1);
     setenv("R2CCL_IO_THREADS", "9", 1);
     setenv("R2CCL_HEARTBEAT", "5s", 1); /* a NIC that takes nothing for a while is not lost */
-    rc = check_main(argc, argv, tests);
+    rc = check_main(argc, argv);
 
     if (ep)
         end();

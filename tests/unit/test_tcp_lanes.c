@@ -74,41 +74,6 @@ static void open_all(void)
     CHECK_EQ(r2_bulk_lanes(sender()), LANES);
 }
 
-static void test_out_of_use(void)
-{
-    uint64_t before[LANES], after[LANES], at_first[LANES];
-
-    CHECK_SKIP_EMULATED("too slow for each lane to have a turn");
-    bed_listen();
-    bed_connect();
-    move(1);
-    open_all();
-    carried(at_first);
-    for (int i = 0; i < 200; i++) { /* until each has had a turn */
-        bool all = true;
-
-        move(1);
-        carried(before);
-        for (int k = 0; k < LANES; k++)
-            all = all && before[k] > at_first[k];
-        if (all)
-            break;
-        CHECK_LT(i, 199);
-    }
-    r2_engine_transport->use(sender(), 2);
-    CHECK_EQ(r2_bulk_lanes(sender()), 2);
-    CHECK_EQ(r2_bulk_planned(sender()), LANES);
-    settle(before);
-    move(20);
-    carried(after);
-    CHECK(after[0] + after[1] - before[0] - before[1] >= 20ull * MSG);
-    CHECK_EQ(after[2], before[2]);
-    CHECK_EQ(after[3], before[3]);
-    r2_engine_transport->use(sender(), 99); /* all there are */
-    CHECK_EQ(r2_bulk_lanes(sender()), LANES);
-    end();
-}
-
 static atomic_bool stop;
 
 static void *change(void *ep)
@@ -118,24 +83,6 @@ static void *change(void *ep)
         usleep(50 + i * 37 % 200);
     }
     return NULL;
-}
-
-/* Messages go on while the number changes under them. */
-static void test_changing(void)
-{
-    uint64_t from = r2_now_ns();
-    pthread_t thread;
-
-    bed_listen();
-    bed_connect();
-    move(1);
-    open_all();
-    CHECK_EQ(pthread_create(&thread, NULL, change, sender()), 0);
-    while (r2_now_ns() - from < 2 * R2_NS_PER_S)
-        move(1);
-    atomic_store(&stop, true);
-    pthread_join(thread, NULL);
-    end();
 }
 
 /* ---- congestion control */
@@ -199,12 +146,12 @@ static void connected_with(const char *setting, const char *wanted)
     unsetenv("R2CCL_TCP_CONGESTION");
 }
 
-static void test_congestion_named(void)
+TEST(congestion_named)
 {
     connected_with("reno", "reno");
 }
 
-static void test_congestion_of_the_system(void)
+TEST(congestion_of_the_system)
 {
     char name[32];
 
@@ -212,7 +159,7 @@ static void test_congestion_of_the_system(void)
     connected_with("system", name);
 }
 
-static void test_congestion_unknown(void)
+TEST(congestion_unknown)
 {
     char name[32];
 
@@ -221,7 +168,7 @@ static void test_congestion_unknown(void)
 }
 
 /* Another one where the system has BBR; else the system's choice stands. */
-static void test_congestion_auto(void)
+TEST(congestion_auto)
 {
     char name[32];
 
@@ -270,8 +217,9 @@ static struct r2_lane *on_another_thread(struct r2_ep *ep)
 }
 
 /* Whoever finishes and leaves said its last words on lane 0: they are read before the path is given
- * up, whichever lane's end is seen first. */
-static void test_words_before_the_end(void)
+ * up, whichever lane's end is seen first. This test and those below make threads, which a
+ * child of fork would lack. */
+TEST(words_before_the_end)
 {
     static struct r2_transport_events hooked;
     struct r2_req *s = NULL, *t = NULL;
@@ -301,6 +249,41 @@ static void test_words_before_the_end(void)
     AWAIT(atomic_load(&has_failed));
     CHECK(bed_done(&s, &t, 20000));
     CHECK_MEM(in, out, MSG);
+    end();
+}
+
+TEST(out_of_use)
+{
+    uint64_t before[LANES], after[LANES], at_first[LANES];
+
+    CHECK_SKIP_EMULATED("too slow for each lane to have a turn");
+    bed_listen();
+    bed_connect();
+    move(1);
+    open_all();
+    carried(at_first);
+    for (int i = 0; i < 200; i++) { /* until each has had a turn */
+        bool all = true;
+
+        move(1);
+        carried(before);
+        for (int k = 0; k < LANES; k++)
+            all = all && before[k] > at_first[k];
+        if (all)
+            break;
+        CHECK_LT(i, 199);
+    }
+    r2_engine_transport->use(sender(), 2);
+    CHECK_EQ(r2_bulk_lanes(sender()), 2);
+    CHECK_EQ(r2_bulk_planned(sender()), LANES);
+    settle(before);
+    move(20);
+    carried(after);
+    CHECK(after[0] + after[1] - before[0] - before[1] >= 20ull * MSG);
+    CHECK_EQ(after[2], before[2]);
+    CHECK_EQ(after[3], before[3]);
+    r2_engine_transport->use(sender(), 99); /* all there are */
+    CHECK_EQ(r2_bulk_lanes(sender()), LANES);
     end();
 }
 
@@ -478,7 +461,7 @@ static void without_threads(void)
     release();
 }
 
-static void test_who_sends(void)
+TEST(who_sends)
 {
     bool pushed = false, helped = false;
 
@@ -513,17 +496,23 @@ static void test_who_sends(void)
     end();
 }
 
-static const struct check_test tests[] = {
-    {"congestion_named", test_congestion_named},
-    {"congestion_of_the_system", test_congestion_of_the_system},
-    {"congestion_unknown", test_congestion_unknown},
-    {"congestion_auto", test_congestion_auto},
-    /* these make threads, which a child would lack */
-    {"words_before_the_end", test_words_before_the_end},
-    {"out_of_use", test_out_of_use},
-    {"who_sends", test_who_sends},
-    {"changing", test_changing},
-    {0}};
+/* Messages go on while the number changes under them. */
+TEST(changing)
+{
+    uint64_t from = r2_now_ns();
+    pthread_t thread;
+
+    bed_listen();
+    bed_connect();
+    move(1);
+    open_all();
+    CHECK_EQ(pthread_create(&thread, NULL, change, sender()), 0);
+    while (r2_now_ns() - from < 2 * R2_NS_PER_S)
+        move(1);
+    atomic_store(&stop, true);
+    pthread_join(thread, NULL);
+    end();
+}
 
 int main(int argc, char **argv)
 {
@@ -533,5 +522,5 @@ int main(int argc, char **argv)
     setenv("R2CCL_CHUNK", "64K", 1);
     setenv("R2CCL_GREY", "0", 1);
     setenv("R2CCL_IO_THREADS", "4", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -86,15 +86,10 @@ static void run_one(bool sender)
     two_part(sender);
 }
 
-static void test_both_ends_know(void)
+TEST(both_ends_know)
 {
     two_processes(run_one);
 }
-
-static const struct check_test tests[] = {
-    {"both_ends_know", test_both_ends_know},
-    {0},
-};
 
 int main(int argc, char **argv)
 {
@@ -103,5 +98,5 @@ int main(int argc, char **argv)
     setenv("R2CCL_LANES", "8", 1); /* the fault holds back a chunk of each: more than a window */
     setenv("R2CCL_SHM", "0", 1);
     setenv("R2CCL_LOG", "none", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -78,7 +78,7 @@ static void move(uint32_t len, bool lines, bool late)
     CHECK_MEM(in, out, len);
 }
 
-static void test_chunks(void)
+TEST(chunks)
 {
     bed_listen();
     bed_connect();
@@ -93,7 +93,7 @@ static void test_chunks(void)
     end();
 }
 
-static void test_small(void)
+TEST(small)
 {
     bed_listen();
     bed_connect();
@@ -104,17 +104,11 @@ static void test_small(void)
     end();
 }
 
-static const struct check_test tests[] = {
-    {"chunks", test_chunks},
-    {"small", test_small},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     setenv("NCCL_IB_DISABLE", "1", 1); /* also where a stand-in for libibverbs is set */
     setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1);
     setenv("R2CCL_SHM", "0", 1);
     setenv("R2CCL_GREY", "0", 1); /* no copies of chunks, which are copied in lines as well */
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -66,13 +66,6 @@ static void begin(void)
     CHECK_EQ(n_theirs[1], PORTS);
 }
 
-/* The next port is as good. */
-static void test_taken_before_it_listens(void)
-{
-    begin();
-    CHECK_EQ(port_of(0), low + 1);
-}
-
 static int nics_known(void)
 {
     int n = 0;
@@ -112,7 +105,7 @@ static void sender(int in, int out)
 
 /* Tried again: a NIC is not lost for the life of the process, and peers that were connected before
  * hear where it is. The first test: it forks before there are threads. */
-static void test_no_port_at_the_start(void)
+TEST(no_port_at_the_start)
 {
     int there[2], back[2], status = 0;
     char said;
@@ -147,8 +140,15 @@ static void test_no_port_at_the_start(void)
     r2_engine_finalize(ctx);
 }
 
+/* The next port is as good. */
+TEST(taken_before_it_listens)
+{
+    begin();
+    CHECK_EQ(port_of(0), low + 1);
+}
+
 /* A listener that is made anew would like its port back. */
-static void test_taken_before_it_listens_again(void)
+TEST(taken_before_it_listens_again)
 {
     unsigned was;
 
@@ -165,13 +165,6 @@ static void test_taken_before_it_listens_again(void)
     end();
 }
 
-static const struct check_test tests[] = {
-    {"no_port_at_the_start", test_no_port_at_the_start},
-    {"taken_before_it_listens", test_taken_before_it_listens},
-    {"taken_before_it_listens_again", test_taken_before_it_listens_again},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     char range[32];
@@ -183,5 +176,5 @@ int main(int argc, char **argv)
     setenv("NCCL_IB_DISABLE", "1", 1);
     setenv("R2CCL_SHM", "0", 1);
     setenv("R2CCL_IO_THREADS", "1", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

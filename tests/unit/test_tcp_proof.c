@@ -229,7 +229,7 @@ static void accepts(enum r2_hello_kind kind)
     end();
 }
 
-static void test_wrong_connector(void)
+TEST(wrong_connector)
 {
     accepts(R2_HELLO_LANE);
 }
@@ -262,7 +262,7 @@ static uint32_t lane(const uint8_t from[16], unsigned index, unsigned nic, uint3
 
 /* Whoever has a handle knows the secret: one that does joins the lanes of its own endpoints only.
  */
-static void test_lane_of_another(void)
+TEST(lane_of_another)
 {
     uint8_t first[16], second[16];
     int fd[7];
@@ -396,14 +396,14 @@ static void connects(enum r2_hello_kind kind, uint8_t offers)
     end();
 }
 
-static void test_wrong_acceptor(void)
+TEST(wrong_acceptor)
 {
     connects(R2_HELLO_LANE, 0);
 }
 
 /* "You are gone to me" ends connections: it is believed from who proves it, in answer to this very
  * attempt; its number alone is nothing, and neither is what was said to another attempt. */
-static void test_given_up_by_whom(void)
+TEST(given_up_by_whom)
 {
     for (int tag = RIGHT; tag <= TAGS; tag++) { /* TAGS: it leaves without one */
         const struct r2_tcp_welcome w = {.magic = R2_TCP_MAGIC, .status = R2_WELCOME_GONE};
@@ -470,7 +470,7 @@ static void answers_otherwise(enum r2_hello_kind kind, uint8_t offers)
     }
 }
 
-static void test_another_protocol(void)
+TEST(another_protocol)
 {
     answers_otherwise(R2_HELLO_LANE, 0);
 }
@@ -489,35 +489,23 @@ static void need_devices(void)
                    "libibverbs-dev)");
 }
 
-static void test_wrong_connector_of_pairs(void)
+TEST(wrong_connector_of_pairs)
 {
     need_devices();
     accepts(R2_HELLO_VERBS);
 }
 
-static void test_wrong_acceptor_of_pairs(void)
+TEST(wrong_acceptor_of_pairs)
 {
     need_devices();
     connects(R2_HELLO_VERBS, R2_OFFER_ROCE);
 }
 
-static void test_another_protocol_of_pairs(void)
+TEST(another_protocol_of_pairs)
 {
     need_devices();
     answers_otherwise(R2_HELLO_VERBS, R2_OFFER_ROCE);
 }
-
-static const struct check_test tests[] = {
-    {"wrong_connector", test_wrong_connector},
-    {"lane_of_another", test_lane_of_another},
-    {"wrong_acceptor", test_wrong_acceptor},
-    {"given_up_by_whom", test_given_up_by_whom},
-    {"another_protocol", test_another_protocol},
-    {"another_protocol_of_pairs", test_another_protocol_of_pairs},
-    {"wrong_connector_of_pairs", test_wrong_connector_of_pairs},
-    {"wrong_acceptor_of_pairs", test_wrong_acceptor_of_pairs},
-    {0},
-};
 
 int main(int argc, char **argv)
 {
@@ -533,5 +521,5 @@ int main(int argc, char **argv)
     setenv("R2CCL_NICS", "127.0.1.1,127.0.2.1", 1);
     setenv("R2CCL_SHM", "0", 1);
     setenv("R2CCL_LOG", "none", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -158,26 +158,21 @@ static void with(const char *threads, bool help, void (*what)(void *unused))
     bed_alone(as_said, &how);
 }
 
-static void test_one_thread(void)
+TEST(one_thread)
 {
     with("1", true, bursts);
 }
 
-static void test_several_threads(void)
+TEST(several_threads)
 {
     with("2", false, bursts);
 }
 
-static void test_left_behind(void)
+TEST(left_behind)
 {
     with("1", true, left_behind);
     with("2", false, left_behind);
 }
-
-static const struct check_test tests[] = {{"one_thread", test_one_thread},
-                                          {"several_threads", test_several_threads},
-                                          {"left_behind", test_left_behind},
-                                          {0}};
 
 int main(int argc, char **argv)
 {
@@ -186,5 +181,5 @@ int main(int argc, char **argv)
     setenv("R2CCL_EAGER", "32K", 1);
     setenv("R2CCL_BUFFERED", "0", 1);
     setenv("R2CCL_HEARTBEAT", "20s", 1); /* no other frames that take these along */
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -114,19 +114,9 @@ static void black_hole(int index, const char *cause)
     end();
 }
 
-static void test_bulk_alone(void)
-{
-    black_hole(1, "bulk bytes unacknowledged");
-}
-
-static void test_control_alone(void)
-{
-    black_hole(0, "heartbeats unanswered");
-}
-
 /* The receiver does not read for 3 s: its window closes, its kernel answers. That is no silence.
  * Nothing is tested meanwhile: a caller may stand in for a thread that has no core, and read. */
-static void test_closed_window(void)
+TEST(closed_window)
 {
     struct r2_lane *lanes[16];
     int n;
@@ -148,6 +138,16 @@ static void test_closed_window(void)
     CHECK_MSG(!said(R2_EV_PATH_DOWN, NULL), "cause: %s", said(R2_EV_PATH_DOWN, NULL)->cause);
     CHECK(!said(R2_EV_PEER_SUSPECT, NULL));
     end();
+}
+
+TEST(bulk_alone)
+{
+    black_hole(1, "bulk bytes unacknowledged");
+}
+
+TEST(control_alone)
+{
+    black_hole(0, "heartbeats unanswered");
 }
 
 /* What a process said last and its end may come as one event: nothing else tells of the end before
@@ -215,7 +215,7 @@ static int start_watched(const struct r2_transport_events *events, const uint8_t
     return r2_transport_mux.start(&watched, process);
 }
 
-static void test_end_with_the_last_words(void)
+TEST(end_with_the_last_words)
 {
     const struct r2_frame f = {
         .type = R2_F_HEARTBEAT, .version = R2_WIRE_VERSION, .len = sizeof(struct r2_msg_heartbeat)};
@@ -247,41 +247,9 @@ static void test_end_with_the_last_words(void)
     close(sv[1]);
 }
 
-/* A lane ends in the middle of a chunk: what had not reached the kernel does not count as sent. */
-static void test_half_sent_chunk(void)
-{
-    static const size_t off[] = {0, sizeof(struct r2_data_head) / 2, sizeof(struct r2_data_head),
-                                 sizeof(struct r2_data_head) + 400};
-    struct r2_ep_params params = {0};
-    int sv[2];
-
-    begin(); /* the engine's threads run */
-    end();
-    for (int i = 0; i < 4; i++) {
-        struct r2_lane *lane;
-
-        CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, sv), 0);
-        ending = r2_ep_new(&params);
-        lane = r2_lane_new(sv[0], 0, r2_io_at(1), R2_LANE_OPEN);
-        CHECK(ending && lane);
-        lane->ep = ending;
-        lane->index = 1;
-        ending->lanes[1] = lane;
-        lane->tx_chunk = (struct r2_bulk){.conn = 1, .len = 1000};
-        lane->tx_active = true;
-        lane->tx_off = off[i];
-        atomic_store(&unsent, 1);
-        r2_ep_get(ending); /* the lane's */
-        r2_lane_shut(lane, true);
-        CHECK_EQ(atomic_load(&unsent), i == 3 ? 600 : 1000);
-        r2_ep_put(ending);
-        close(sv[1]);
-    }
-}
-
 /* A probe is judged by a thread that may be late: the peer's kernel has answered, and the thread
  * whose socket it is has not seen it yet. That is no silence. */
-static void test_late_prober(void)
+TEST(late_prober)
 {
     struct r2_ep_params params = {.probe = true, .initiator = true};
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(0x7f000101)}};
@@ -322,15 +290,37 @@ static void test_late_prober(void)
     close(host);
 }
 
-static const struct check_test tests[] = {
-    {"closed_window", test_closed_window},
-    {"bulk_alone", test_bulk_alone},
-    {"control_alone", test_control_alone},
-    {"end_with_the_last_words", test_end_with_the_last_words},
-    {"late_prober", test_late_prober},
-    {"half_sent_chunk", test_half_sent_chunk},
-    {0},
-};
+/* A lane ends in the middle of a chunk: what had not reached the kernel does not count as sent. */
+TEST(half_sent_chunk)
+{
+    static const size_t off[] = {0, sizeof(struct r2_data_head) / 2, sizeof(struct r2_data_head),
+                                 sizeof(struct r2_data_head) + 400};
+    struct r2_ep_params params = {0};
+    int sv[2];
+
+    begin(); /* the engine's threads run */
+    end();
+    for (int i = 0; i < 4; i++) {
+        struct r2_lane *lane;
+
+        CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, sv), 0);
+        ending = r2_ep_new(&params);
+        lane = r2_lane_new(sv[0], 0, r2_io_at(1), R2_LANE_OPEN);
+        CHECK(ending && lane);
+        lane->ep = ending;
+        lane->index = 1;
+        ending->lanes[1] = lane;
+        lane->tx_chunk = (struct r2_bulk){.conn = 1, .len = 1000};
+        lane->tx_active = true;
+        lane->tx_off = off[i];
+        atomic_store(&unsent, 1);
+        r2_ep_get(ending); /* the lane's */
+        r2_lane_shut(lane, true);
+        CHECK_EQ(atomic_load(&unsent), i == 3 ? 600 : 1000);
+        r2_ep_put(ending);
+        close(sv[1]);
+    }
+}
 
 int main(int argc, char **argv)
 {
@@ -345,5 +335,5 @@ int main(int argc, char **argv)
     setenv("R2CCL_GREY", "0",
            1); /* or a busy machine's slow path carries nothing that could be missed */
     setenv("R2CCL_IO_THREADS", "3", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

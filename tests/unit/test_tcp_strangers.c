@@ -31,7 +31,7 @@ static bool is_reset(int fd)
 }
 
 /* Nobody is sent away because others came before: who is late waits. */
-static void test_a_crowd_waits(void)
+TEST(a_crowd_waits)
 {
     struct rlimit files;
     struct sockaddr_in sa;
@@ -61,14 +61,9 @@ static void test_a_crowd_waits(void)
     end();
 }
 
-static const struct check_test tests[] = {
-    {"a_crowd_waits", test_a_crowd_waits},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     setenv("R2CCL_NICS", "127.0.1.1", 1);
     setenv("R2CCL_SHM", "0", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

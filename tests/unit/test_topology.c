@@ -119,13 +119,13 @@ static int choose(const char *nics)
     return r2_pick_choose(&settings, &world, picks, R2_MAX_NICS, err, sizeof(err));
 }
 
-static void test_default_choice(void)
+TEST(default_choice)
 {
     add_host();
     check_picks(choose(""), "eth2/10.0.2.1 eth10/10.0.10.1");
 }
 
-static void test_default_without_carrier(void)
+TEST(default_without_carrier)
 {
     reset();
     add_nic("eth0", "10.0.0.1")->flags = IFF_UP;
@@ -133,14 +133,14 @@ static void test_default_without_carrier(void)
     check_picks(choose(""), "eth0/10.0.0.1 eth1/10.0.1.1");
 }
 
-static void test_default_ipoib_first(void)
+TEST(default_ipoib_first)
 {
     add_host();
     add_nic("ib0", "10.1.0.1");
     check_picks(choose(""), "ib0/10.1.0.1");
 }
 
-static void test_default_last_resorts(void)
+TEST(default_last_resorts)
 {
     reset();
     add_lo();
@@ -154,7 +154,7 @@ static void test_default_last_resorts(void)
     CHECK_STR(err, "no usable NIC: there is nothing");
 }
 
-static void test_socket_ifname(void)
+TEST(socket_ifname)
 {
     add_host();
     strcpy(settings.nccl_socket_ifname, "eth1,docker");
@@ -173,7 +173,7 @@ static void test_socket_ifname(void)
     check_picks(choose("eth10"), "eth10/10.0.10.1");
 }
 
-static void test_socket_family(void)
+TEST(socket_family)
 {
     add_host();
     strcpy(settings.nccl_socket_family, "AF_INET6");
@@ -182,7 +182,7 @@ static void test_socket_family(void)
     check_picks(choose("eth2"), "eth2/10.0.2.1");
 }
 
-static void test_ib_hca(void)
+TEST(ib_hca)
 {
     add_host();
     strcpy(links[1].rdma, "mlx5_0");
@@ -198,7 +198,7 @@ static void test_ib_hca(void)
     check_picks(choose(""), "eth2/10.0.2.1");
 }
 
-static void test_ipv6_address_choice(void)
+TEST(ipv6_address_choice)
 {
     reset();
     add_link("eth0", IFF_UP | LOWER_UP);
@@ -210,7 +210,7 @@ static void test_ipv6_address_choice(void)
     check_picks(choose(""), "eth0/fd00::1");
 }
 
-static void test_named(void)
+TEST(named)
 {
     add_host();
     check_picks(choose("eth10,eth2"), "eth10/10.0.10.1 eth2/10.0.2.1");
@@ -224,7 +224,7 @@ static void test_named(void)
     check_picks(choose("docker0,lo"), "docker0/172.17.0.1 lo/127.0.0.1");
 }
 
-static void test_by_address(void)
+TEST(by_address)
 {
     add_host();
     check_picks(choose("127.0.1.1,127.0.2.1,127.0.1.1"), "lo/127.0.1.1 lo/127.0.2.1");
@@ -237,7 +237,7 @@ static void test_by_address(void)
     CHECK_EQ(choose("::2"), -ENODEV);
 }
 
-static void test_missing(void)
+TEST(missing)
 {
     add_host();
     CHECK_EQ(choose("eth7,eth8"), -ENODEV);
@@ -254,7 +254,7 @@ static void test_missing(void)
     CHECK_EQ(choose("eth2,eth/0"), -EINVAL);
 }
 
-static void test_bad_lists(void)
+TEST(bad_lists)
 {
     static const char *const bad[] = {
         "eth0,",   ",eth0", "eth0,,eth1", "eth 0",         "^",   "=",
@@ -268,7 +268,7 @@ static void test_bad_lists(void)
     }
 }
 
-static void test_sixteen_at_most(void)
+TEST(sixteen_at_most)
 {
     reset();
     for (int i = 0; i < 20; i++) {
@@ -288,7 +288,7 @@ static void test_sixteen_at_most(void)
     CHECK_STR(err, ""); /* all of them */
 }
 
-static void test_fuzz(void)
+TEST(fuzz)
 {
     static const char *const pieces[] = {",",  "^",   "=",    "*",         "eth",       "2", "10",
                                          "lo", "127", ".",    ":",         "::1",       "%", "0.1",
@@ -316,7 +316,7 @@ static void test_fuzz(void)
     CHECK_GT(chosen, 100); /* not all of it is refused at the door */
 }
 
-static void test_long_list(void)
+TEST(long_list)
 {
     char list[R2_SETTING_TEXT];
 
@@ -334,7 +334,7 @@ static void test_long_list(void)
 
 /* ---- names, weights, guids ---- */
 
-static void test_finish(void)
+TEST(finish)
 {
     struct r2_nic nics[5];
     uint64_t seed[5] = {1, 1, 2, 2, 3};
@@ -374,7 +374,7 @@ static void test_finish(void)
     CHECK(strcmp(nics[0].name, nics[1].name));
 }
 
-static void test_finish_tenth(void)
+TEST(finish_tenth)
 {
     struct r2_nic nics[2];
     uint64_t seed[2] = {1, 2};
@@ -409,7 +409,7 @@ static void check_order(const struct r2_nic *nics, int n, int home, const char *
     CHECK_STR(got, want);
 }
 
-static void test_failover_order(void)
+TEST(failover_order)
 {
     struct r2_nic nics[6];
 
@@ -426,7 +426,7 @@ static void test_failover_order(void)
     check_order(nics, 6, 4, "403251"); /* home first even if it is a spare */
 }
 
-static void test_failover_order_flat(void)
+TEST(failover_order_flat)
 {
     struct r2_nic nics[4];
 
@@ -439,7 +439,7 @@ static void test_failover_order_flat(void)
     check_order(nics, 1, 0, "0");
 }
 
-static void test_failover_order_is_permutation(void)
+TEST(failover_order_is_permutation)
 {
     for (unsigned long i = check_rounds(2000); i > 0; i--) {
         struct r2_nic nics[R2_MAX_NICS];
@@ -486,7 +486,7 @@ static void check_rails(const char *local, int prefixlen, int index, const char 
     CHECK_STR(got, want);
 }
 
-static void test_rails(void)
+TEST(rails)
 {
     static const char *const rails[] = {"10.0.0.2", "10.0.1.2", "10.0.2.2", "10.0.3.2"};
     static const char *const lo[] = {"127.0.1.2", "127.0.2.2", "10.0.0.2", "::1"};
@@ -503,7 +503,7 @@ static void test_rails(void)
     check_rails("10.0.0.1", 24, 0, rails, 0, "");
 }
 
-static void test_prefix(void)
+TEST(prefix)
 {
     struct sockaddr_storage a;
     struct sockaddr_storage b;
@@ -533,7 +533,7 @@ static int find_again(int which, int family, const char *want)
     return rc ? rc : out.ifindex;
 }
 
-static void test_find_again(void)
+TEST(find_again)
 {
     struct r2_net_addr *a;
 
@@ -571,36 +571,4 @@ static void test_find_again(void)
     moved_nics[0].ifindex = 1;
     moved_nics[1].prefixlen = 8;
     CHECK_EQ(find_again(1, 0, "10.0.0.9"), 1);
-}
-
-static const struct check_test tests[] = {
-    {"default_choice", test_default_choice},
-    {"default_without_carrier", test_default_without_carrier},
-    {"default_ipoib_first", test_default_ipoib_first},
-    {"default_last_resorts", test_default_last_resorts},
-    {"socket_ifname", test_socket_ifname},
-    {"socket_family", test_socket_family},
-    {"ib_hca", test_ib_hca},
-    {"ipv6_address_choice", test_ipv6_address_choice},
-    {"named", test_named},
-    {"by_address", test_by_address},
-    {"missing", test_missing},
-    {"bad_lists", test_bad_lists},
-    {"sixteen_at_most", test_sixteen_at_most},
-    {"fuzz", test_fuzz},
-    {"long_list", test_long_list},
-    {"finish", test_finish},
-    {"finish_tenth", test_finish_tenth},
-    {"failover_order", test_failover_order},
-    {"failover_order_flat", test_failover_order_flat},
-    {"failover_order_is_permutation", test_failover_order_is_permutation},
-    {"rails", test_rails},
-    {"prefix", test_prefix},
-    {"find_again", test_find_again},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -71,7 +71,7 @@ static int find(const char *nics, struct r2_nic *out, char *err, size_t errlen)
     return r2_nics_find(&s, out, R2_MAX_NICS, err, errlen);
 }
 
-static void test_find(void)
+TEST(find)
 {
     struct r2_nic nics[R2_MAX_NICS];
     char err[1024];
@@ -105,7 +105,7 @@ static void test_find(void)
     CHECK_EQ(((struct sockaddr_in6 *)&nics[0].addr)->sin6_scope_id, if_nametoindex("b0"));
 }
 
-static void test_find_down(void)
+TEST(find_down)
 {
     struct r2_nic nics[R2_MAX_NICS];
     char err[1024];
@@ -121,7 +121,7 @@ static void test_find_down(void)
 }
 
 /* The speed of loopback addresses as sockets: what was found can be bound to. */
-static void test_find_can_bind(void)
+TEST(find_can_bind)
 {
     struct r2_nic nics[R2_MAX_NICS];
     char err[1024];
@@ -197,7 +197,7 @@ static void await(struct r2_linkwatch *w, struct seen *seen, enum r2_link_event 
     }
 }
 
-static void test_events(void)
+TEST(events)
 {
     struct seen seen;
     struct r2_linkwatch *w;
@@ -234,7 +234,7 @@ static void test_events(void)
 }
 
 /* What does not change a link's state is not told. */
-static void test_events_only_changes(void)
+TEST(events_only_changes)
 {
     struct seen seen;
     struct r2_linkwatch *w;
@@ -254,7 +254,7 @@ static void test_events_only_changes(void)
 }
 
 /* The kernel drops events when the queue is full; the state is right all the same. */
-static void test_events_overflow(void)
+TEST(events_overflow)
 {
     struct seen seen;
     struct r2_linkwatch *w;
@@ -290,7 +290,7 @@ static void test_events_overflow(void)
 }
 
 /* Tables that were read before an event say nothing against it; of other interfaces they count. */
-static void test_events_newer_than_tables(void)
+TEST(events_newer_than_tables)
 {
     struct r2_net_tables before;
     struct seen c0, d0;
@@ -355,7 +355,7 @@ static void test_events_newer_than_tables(void)
 }
 
 /* A NIC that moves into a container's namespace is gone here. */
-static void test_events_moved_away(void)
+TEST(events_moved_away)
 {
     struct seen seen;
     struct r2_linkwatch *w;
@@ -385,26 +385,8 @@ static void test_events_moved_away(void)
     r2_linkwatch_close(w);
 }
 
-static void test_query_nothing(void)
+TEST(query_nothing)
 {
     CHECK_EQ(r2_link_query(0), R2_LINK_REMOVED);
     CHECK_EQ(r2_link_query(1 << 30), R2_LINK_REMOVED);
-}
-
-static const struct check_test tests[] = {
-    {"find", test_find},
-    {"find_down", test_find_down},
-    {"find_can_bind", test_find_can_bind},
-    {"events", test_events},
-    {"events_only_changes", test_events_only_changes},
-    {"events_overflow", test_events_overflow},
-    {"events_newer_than_tables", test_events_newer_than_tables},
-    {"events_moved_away", test_events_moved_away},
-    {"query_nothing", test_query_nothing},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -7,7 +7,7 @@
 #include "topology/pick.h"
 
 /* Ports without an interface: named, excluded, or all where nobody chose. */
-static void test_ports_wanted(void)
+TEST(ports_wanted)
 {
     static const struct {
         const char *list;
@@ -33,7 +33,7 @@ static void test_ports_wanted(void)
 }
 
 /* A port comes behind the others: it is the fastest, so that a slow NIC becomes a spare. */
-static void test_append(void)
+TEST(append)
 {
     struct r2_nic nics[3];
     uint64_t seed = 7;
@@ -56,7 +56,7 @@ static void test_append(void)
 }
 
 /* Those that were picked by address are on one interface, whose name tells nothing. */
-static void test_addresses_left_out(void)
+TEST(addresses_left_out)
 {
     struct r2_net_link lo = {.ifindex = 1, .name = "lo", .type = ARPHRD_LOOPBACK};
     struct r2_net_addr addr = {.ifindex = 1, .prefixlen = 8};
@@ -77,16 +77,4 @@ static void test_addresses_left_out(void)
     }
     CHECK_EQ(r2_pick_choose(&set, &tables, picks, R2_MAX_NICS, err, sizeof(err)), R2_MAX_NICS);
     CHECK_MSG(strstr(err, " 127.0.17.1 and what comes behind it is left out"), "%s", err);
-}
-
-static const struct check_test tests[] = {
-    {"ports_wanted", test_ports_wanted},
-    {"append", test_append},
-    {"addresses_left_out", test_addresses_left_out},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

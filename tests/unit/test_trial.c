@@ -14,7 +14,7 @@
 #define CHUNK (64u * 1024)
 #define STEP (100 * US)
 
-static void test_rules(void)
+TEST(rules)
 {
     struct r2_trial t = {0};
     uint64_t now = 9 * SEC;
@@ -138,7 +138,7 @@ static void set_up(uint64_t burst)
     CHECK_GT(s.g.best_rate, 18 * MB);
 }
 
-static void test_fallen_is_named(void)
+TEST(fallen_is_named)
 {
     static const uint64_t bursts[] = {0, 16 * 1024, 80 * 1024, 256 * 1024};
 
@@ -165,7 +165,7 @@ static void test_fallen_is_named(void)
 
 /* Some chunks are late because a thread was kept waiting. The path is soon in use again, and
  * nothing is said. */
-static void test_moment_is_over(void)
+TEST(moment_is_over)
 {
     for (uint64_t burst = 0; burst <= 80 * 1024; burst += 80 * 1024) {
         uint64_t before;
@@ -186,7 +186,7 @@ static void test_moment_is_over(void)
 }
 
 /* What trials cost others: the path is busy for a small part of the time only. */
-static void test_trials_are_short(void)
+TEST(trials_are_short)
 {
     uint64_t busy = 0, from;
 
@@ -221,7 +221,7 @@ static void expect_rate(const struct r2_pathrate *pr, uint64_t least, uint64_t m
 
 /* A path that has been measured slow has room for one chunk; its rate is found again all the same,
  * but pauses between chunks say nothing. */
-static void test_one_at_a_time(void)
+TEST(one_at_a_time)
 {
     struct r2_pathrate pr;
 
@@ -237,18 +237,4 @@ static void test_one_at_a_time(void)
     expect_rate(&pr, 21 * MB, 26 * MB);
     one_by_one(&pr, 200, 2600 * US, 7 * MS); /* waiting for others is not being slow */
     expect_rate(&pr, 21 * MB, 26 * MB);
-}
-
-static const struct check_test tests[] = {
-    {"rules", test_rules},
-    {"one_at_a_time", test_one_at_a_time},
-    {"fallen_is_named", test_fallen_is_named},
-    {"moment_is_over", test_moment_is_over},
-    {"trials_are_short", test_trials_are_short},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

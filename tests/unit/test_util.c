@@ -40,7 +40,7 @@ static void expect_list(struct r2_list *list, const int *values, int count)
     CHECK(r2_list_empty(list) == (count == 0));
 }
 
-static void test_list(void)
+TEST(list)
 {
     struct r2_list list = R2_LIST_INIT(list);
     struct r2_list other = R2_LIST_INIT(other);
@@ -98,7 +98,7 @@ static uint64_t hash_key(unsigned i)
     }
 }
 
-static void test_hash_random(void)
+TEST(hash_random)
 {
     static int values[KEYS];
     bool in[KEYS] = {false};
@@ -138,7 +138,7 @@ static void test_hash_random(void)
 
 /* ---- random, clock ----------------------------------------------------------------------- */
 
-static void test_random_bytes(void)
+TEST(random_bytes)
 {
     unsigned char a[600] = {0};
     unsigned char b[600] = {0};
@@ -154,7 +154,7 @@ static void test_random_bytes(void)
     CHECK_LT(zeros, 60); /* 2.3 expected: the whole buffer was filled */
 }
 
-static void test_prng(void)
+TEST(prng)
 {
     struct r2_prng a;
     struct r2_prng b;
@@ -178,7 +178,7 @@ static void test_prng(void)
     CHECK_EQ(r2_prng_below(&a, 1), 0);
 }
 
-static void test_clock(void)
+TEST(clock)
 {
     uint64_t t0 = r2_now_ns();
     uint64_t t1 = t0;
@@ -207,7 +207,7 @@ static uint32_t crc_bitwise(uint32_t crc, const unsigned char *p, size_t len)
 }
 
 /* RFC 3720, B.4, and the check value of the CRC catalogues. */
-static void test_crc32c_known(void)
+TEST(crc32c_known)
 {
     unsigned char buf[32];
 
@@ -228,7 +228,7 @@ static void test_crc32c_known(void)
     CHECK_EQ(r2_crc32c(0, buf, sizeof(buf)), 0x113FDB5Cu);
 }
 
-static void test_crc32c_random(void)
+TEST(crc32c_random)
 {
     static unsigned char buf[16384 + 16];
 
@@ -272,7 +272,7 @@ static const struct {
       0xd9}},
 };
 
-static void test_siphash_known(void)
+TEST(siphash_known)
 {
     uint8_t key[16];
     uint8_t msg[64];
@@ -290,7 +290,7 @@ static void test_siphash_known(void)
 }
 
 /* Every bit of key and message counts, and so does the length. */
-static void test_siphash_bits(void)
+TEST(siphash_bits)
 {
     uint8_t key[16] = {1};
     uint8_t msg[24] = {2};
@@ -340,7 +340,7 @@ __attribute__((format(printf, 5, 6))) static void capture(int level, unsigned lo
     errno = 0;
 }
 
-static void test_log_logger(void)
+TEST(log_logger)
 {
     char longer[3000];
 
@@ -373,7 +373,7 @@ static void test_log_logger(void)
     r2_log_set(NULL);
 }
 
-static void test_log_limit(void)
+TEST(log_limit)
 {
     struct r2_log_limit limit = {0};
     uint64_t t = R2_NS_PER_S;
@@ -408,7 +408,7 @@ static void *log_thread(void *arg)
     return NULL;
 }
 
-static void test_log_threads(void)
+TEST(log_threads)
 {
     pthread_t t[3];
 
@@ -427,7 +427,7 @@ static void test_log_threads(void)
 
 /* A burst, then one in a minute; what was left out is counted; nothing is left out of the first
  * words about something. */
-static void test_told(void)
+TEST(told)
 {
     struct r2_ratelimit t = {0};
     uint64_t now = 7 * R2_NS_PER_S;
@@ -475,7 +475,7 @@ static void *look_around(void *arg)
 }
 
 /* A thread of ours takes no signal of the application's, whose own mask stays as it was. */
-static void test_thread(void)
+TEST(thread)
 {
     sigset_t mask, after;
     pthread_t thread;
@@ -507,27 +507,4 @@ static void test_thread(void)
     CHECK(sigismember(&after, SIGUSR2) == 1 && sigismember(&after, SIGUSR1) == 0);
     sigemptyset(&mask);
     pthread_sigmask(SIG_SETMASK, &mask, NULL);
-}
-
-static const struct check_test tests[] = {
-    {"list", test_list},
-    {"hash_random", test_hash_random},
-    {"random_bytes", test_random_bytes},
-    {"prng", test_prng},
-    {"clock", test_clock},
-    {"crc32c_known", test_crc32c_known},
-    {"crc32c_random", test_crc32c_random},
-    {"siphash_known", test_siphash_known},
-    {"siphash_bits", test_siphash_bits},
-    {"log_logger", test_log_logger},
-    {"log_limit", test_log_limit},
-    {"log_threads", test_log_threads},
-    {"told", test_told},
-    {"thread", test_thread},
-    {NULL, NULL},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

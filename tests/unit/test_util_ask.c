@@ -91,7 +91,7 @@ static int ask(struct item *items, int n, bool *answered, int seconds, uint64_t 
     return silent;
 }
 
-static void test_all_answer(void)
+TEST(all_answer)
 {
     struct item items[20];
     bool answered[20];
@@ -105,7 +105,7 @@ static void test_all_answer(void)
 
 /* Items 3 and 8 of 10: the others are answered, those stay as they were, also when their answer
  * comes later. */
-static void test_some_do_not(void)
+TEST(some_do_not)
 {
     struct item items[10];
     bool answered[10];
@@ -126,7 +126,7 @@ static void test_some_do_not(void)
 }
 
 /* All seconds are used up: still a moment for those who answer. */
-static void test_no_time_left(void)
+TEST(no_time_left)
 {
     struct item items[2];
     bool answered[2];
@@ -137,7 +137,7 @@ static void test_no_time_left(void)
 
 /* The driver of the only interface is silent: it is a NIC all the same, of which less is known, and
  * the second question is not even put. */
-static void test_silent_driver(void)
+TEST(silent_driver)
 {
     struct r2_settings set = {0};
     struct r2_nic nics[R2_MAX_NICS];
@@ -159,17 +159,4 @@ static void test_silent_driver(void)
     set_stuck(false);
     CHECK_GT(asked, 0);
     AWAIT(count(&inside) == 0);
-}
-
-static const struct check_test tests[] = {
-    {"all_answer", test_all_answer},
-    {"some_do_not", test_some_do_not},
-    {"no_time_left", test_no_time_left},
-    {"silent_driver", test_silent_driver},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -46,7 +46,7 @@ static void try_copy(size_t dst_at, size_t src_at, size_t len, size_t msg_offset
     }
 }
 
-static void test_exact_small(void)
+TEST(exact_small)
 {
     for (size_t len = 0; len <= 300; len++) {
         for (size_t at = 0; at < 136; at += (at % 8 == 0 || at % 8 == 7) ? 1 : 3) {
@@ -55,7 +55,7 @@ static void test_exact_small(void)
     }
 }
 
-static void test_exact_random(void)
+TEST(exact_random)
 {
     for (unsigned long n = 0; n < check_rounds(10000); n++) {
         try_copy(check_below(256), check_below(256), check_below(7000), check_below(1u << 20));
@@ -210,12 +210,12 @@ static void run_race(bool ll128)
     CHECK_EQ(pthread_join(thread, NULL), 0);
 }
 
-static void test_ll128_reader(void)
+TEST(ll128_reader)
 {
     run_race(true);
 }
 
-static void test_ll_reader(void)
+TEST(ll_reader)
 {
     run_race(false);
 }
@@ -288,25 +288,11 @@ static void step_through(bool ll128, size_t cut)
     munmap(buf, len);
 }
 
-static void test_every_instruction(void)
+TEST(every_instruction)
 {
     for (int ll128 = 0; ll128 < 2; ll128++) {
         step_through(ll128, STEP_WORDS * sizeof(uint64_t));
         for (int i = 0; i < 2; i++)
             step_through(ll128, 8 * check_below(STEP_WORDS));
     }
-}
-
-static const struct check_test tests[] = {
-    {"exact_small", test_exact_small},
-    {"exact_random", test_exact_random},
-    {"ll128_reader", test_ll128_reader},
-    {"ll_reader", test_ll_reader},
-    {"every_instruction", test_every_instruction},
-    {NULL, NULL},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -29,7 +29,7 @@ static void *count(void *arg)
     return NULL;
 }
 
-static void test_one_at_a_time(void)
+TEST(one_at_a_time)
 {
     pthread_t threads[THREADS];
     uint64_t n = 0;
@@ -97,7 +97,7 @@ static uint64_t waits_asleep(uint64_t held, uint64_t ns)
 }
 
 /* Longer than the C library's own waiting lasts. A holder may be without a core, so not all. */
-static void test_short_ones_awake(void)
+TEST(short_ones_awake)
 {
     CHECK_SKIP_EMULATED("its processor time is the emulator's");
     if (sysconf(_SC_NPROCESSORS_ONLN) < 2)
@@ -105,20 +105,8 @@ static void test_short_ones_awake(void)
     CHECK_LT(waits_asleep(100 * R2_NS_PER_US, 100 * R2_NS_PER_MS), TRIES / 2);
 }
 
-static void test_long_ones_asleep(void)
+TEST(long_ones_asleep)
 {
     CHECK_SKIP_EMULATED("its processor time is the emulator's");
     CHECK_LT(TRIES / 2, waits_asleep(1 * R2_NS_PER_MS, 20 * R2_NS_PER_US));
-}
-
-static const struct check_test tests[] = {
-    {"one_at_a_time", test_one_at_a_time},
-    {"short_ones_awake", test_short_ones_awake},
-    {"long_ones_asleep", test_long_ones_asleep},
-    {NULL, NULL},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

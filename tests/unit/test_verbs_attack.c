@@ -70,7 +70,7 @@ static void command(const char *verb, int dev, const char *rest)
 /* A device goes with chunks of a message under way, and so does the other while it carries them
  * again: what is missing then comes by sockets, and neither device's writes land any more. Both
  * come back and are used. */
-static void test_removal_during_replay(void)
+TEST(removal_during_replay)
 {
     struct r2_req *send, *recv;
     uint64_t replayed, chunks;
@@ -165,12 +165,12 @@ static void failing_registration(bool of_sender)
     finish();
 }
 
-static void test_failing_registration_of_receiver(void)
+TEST(failing_registration_of_receiver)
 {
     failing_registration(false);
 }
 
-static void test_failing_registration_of_sender(void)
+TEST(failing_registration_of_sender)
 {
     failing_registration(true);
 }
@@ -178,7 +178,7 @@ static void test_failing_registration_of_sender(void)
 /* A write is in the network, for as long as you like: deregMr comes back in bounded time all the
  * same, and the write finds neither a queue pair nor a key, even if others have the range
  * registered. Their messages go on. */
-static void test_write_across_dereg(void)
+TEST(write_across_dereg)
 {
     struct r2_req *send, *recv;
     struct r2_mr *same;
@@ -203,7 +203,7 @@ static void test_write_across_dereg(void)
 
 /* ... and the same for the sender's memory: what its NICs have been asked to send and have not sent
  * yet they do not send when deregMr has returned, although others keep the range registered. */
-static void test_read_across_dereg(void)
+TEST(read_across_dereg)
 {
     struct r2_req *send = NULL, *recv = NULL;
     struct r2_mr *same;
@@ -233,18 +233,4 @@ static void test_read_across_dereg(void)
     CHECK_EQ(r2_engine_dereg(bed.rx, in_mr), 0);
     CHECK_EQ(r2_engine_dereg(bed.tx, same), 0);
     bed_close(&bed);
-}
-
-static const struct check_test tests[] = {
-    {"removal_during_replay", test_removal_during_replay},
-    {"failing_registration_of_receiver", test_failing_registration_of_receiver},
-    {"failing_registration_of_sender", test_failing_registration_of_sender},
-    {"write_across_dereg", test_write_across_dereg},
-    {"read_across_dereg", test_read_across_dereg},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

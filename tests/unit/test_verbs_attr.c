@@ -70,7 +70,7 @@ static void connected_with(const char *const *env, const struct wanted *wanted)
     connected_told(env, wanted, NULL);
 }
 
-static void test_defaults(void)
+TEST(defaults)
 {
     static const char *const env[] = {NULL};
     static const struct wanted wanted[] = {
@@ -81,7 +81,7 @@ static void test_defaults(void)
     connected_with(env, wanted);
 }
 
-static void test_settings(void)
+TEST(settings)
 {
     static const char *const env[] = {"NCCL_IB_SL",
                                       "0x3",
@@ -135,39 +135,8 @@ static void classes(const int *asked, const char *devices, const char *const *en
     CHECK_EQ(WEXITSTATUS(status), 0);
 }
 
-/* A communicator's traffic class is RoCE's type of service and InfiniBand's service level, also of
- * the queue pairs of flushes. What users set for the process wins; of several communicators the
- * first one counts, and what is out of bounds does not. A class that is no service level is told of
- * once, with the setting that counts there, and only where it would have been one. */
-static void test_traffic_class(void)
-{
-    static const int one[] = {-1, 106, 7, -1, END}, low[] = {5, END}, high[] = {256, END};
-    static const int most[] = {15, END};
-    static const char *const none[] = {"R2CCL_GPU_MEMORY", "direct", NULL};
-    static const char *const set[] = {"NCCL_IB_TC", "96", "NCCL_IB_SL", "3", NULL};
-    static const char *const level[] = {"NCCL_IB_SL", "3", NULL};
-    static const char *const wrong[] = {"NCCL_IB_SL", "16", NULL};
-    static const struct wanted roce[] = {{"tc", 106}, {"sl", 0}, {"timeout", -2}, {NULL, 0}};
-    static const struct wanted ib[] = {{"sl", 5}, {"timeout", -2}, {NULL, 0}};
-    static const struct wanted by_user[] = {{"tc", 96}, {"sl", 3}, {NULL, 0}};
-    static const struct wanted by_level[] = {{"sl", 3}, {NULL, 0}};
-    static const struct wanted zero[] = {{"tc", 0}, {"sl", 0}, {NULL, 0}},
-                               no_level[] = {{"sl", 0}, {NULL, 0}},
-                               highest[] = {{"sl", 15}, {NULL, 0}};
-
-    bed_library();
-    classes(one, ROCE, none, roce, 0);
-    classes(one, ROCE, set, by_user, 0);
-    classes(high, ROCE, none, zero, 0);
-    classes(low, INFINIBAND, none, ib, 0);
-    classes(most, INFINIBAND, none, highest, 0);
-    classes(one, INFINIBAND, none, no_level, 1);
-    classes(one, INFINIBAND, level, by_level, 0);
-    classes(one, INFINIBAND, wrong, no_level, 1); /* is no setting */
-}
-
 /* Out of bounds or no number: the default, not some other bits. */
-static void test_nonsense(void)
+TEST(nonsense)
 {
     static const char *const env[] = {"NCCL_IB_SL",
                                       "16",
@@ -190,7 +159,7 @@ static void test_nonsense(void)
 /* The queue pair that shows a NIC's writes to a GPU goes to the same switch: one of another
  * partition, service level or size than those of data would not come back. That it is among those
  * looked at shows its timeout, which is its own. */
-static void test_flush_queue_pair(void)
+TEST(flush_queue_pair)
 {
     static const char *const env[] = {"NCCL_IB_SL",
                                       "3",
@@ -212,7 +181,7 @@ static void test_flush_queue_pair(void)
 }
 
 /* R2CCL_IB_MTU lowers the active one, and never raises it; no such size is no setting. */
-static void test_mtu(void)
+TEST(mtu)
 {
     static const char *const low[] = {"R2CCL_IB_MTU", "512", "R2CCL_GPU_MEMORY", "direct", NULL};
     static const char *const high[] = {"R2CCL_IB_MTU", "4096", "R2_FAKEVERBS_MTU", "2048", NULL};
@@ -236,7 +205,7 @@ static void test_mtu(void)
  * or more than queue pairs can name, leave it to the rule, which takes the first one with the NIC's
  * address (1; here 3 has it too). All but -1 of these is told of once. 259 has the low byte of 3.
  */
-static void test_gid_index(void)
+TEST(gid_index)
 {
     static const char *const cases[][5] = {
         {"NCCL_IB_GID_INDEX", "3", NULL},
@@ -272,7 +241,7 @@ static void test_gid_index(void)
 
 /* Of a table with 127.x at 1 and fd00::x at 2: what is asked for comes first, what nobody has or
  * what makes no sense leaves it to the rule and is told of. */
-static void test_gid_wants(void)
+TEST(gid_wants)
 {
     static const struct {
         const char *env[5];
@@ -338,7 +307,7 @@ static void without_rdma(const char *name, const char *value)
 }
 
 /* NCCL takes any number but 0 for a yes, and what is no number for 0. */
-static void test_no_rdma(void)
+TEST(no_rdma)
 {
     static const char *const numbers[] = {"1", "2", "-1", "0x10", "7up"};
     static const char *const none[] = {"0", "", "0x0", "true", "99999999999999999999"};
@@ -354,20 +323,33 @@ static void test_no_rdma(void)
     }
 }
 
-static const struct check_test tests[] = {
-    {"defaults", test_defaults},
-    {"settings", test_settings},
-    {"nonsense", test_nonsense},
-    {"flush_queue_pair", test_flush_queue_pair},
-    {"mtu", test_mtu},
-    {"gid_index", test_gid_index},
-    {"gid_wants", test_gid_wants},
-    {"no_rdma", test_no_rdma},
-    {"traffic_class", test_traffic_class},
-    {0},
-};
-
-int main(int argc, char **argv)
+/* A communicator's traffic class is RoCE's type of service and InfiniBand's service level, also of
+ * the queue pairs of flushes. What users set for the process wins; of several communicators the
+ * first one counts, and what is out of bounds does not. A class that is no service level is told of
+ * once, with the setting that counts there, and only where it would have been one. */
+TEST(traffic_class)
 {
-    return check_main(argc, argv, tests);
+    static const int one[] = {-1, 106, 7, -1, END}, low[] = {5, END}, high[] = {256, END};
+    static const int most[] = {15, END};
+    static const char *const none[] = {"R2CCL_GPU_MEMORY", "direct", NULL};
+    static const char *const set[] = {"NCCL_IB_TC", "96", "NCCL_IB_SL", "3", NULL};
+    static const char *const level[] = {"NCCL_IB_SL", "3", NULL};
+    static const char *const wrong[] = {"NCCL_IB_SL", "16", NULL};
+    static const struct wanted roce[] = {{"tc", 106}, {"sl", 0}, {"timeout", -2}, {NULL, 0}};
+    static const struct wanted ib[] = {{"sl", 5}, {"timeout", -2}, {NULL, 0}};
+    static const struct wanted by_user[] = {{"tc", 96}, {"sl", 3}, {NULL, 0}};
+    static const struct wanted by_level[] = {{"sl", 3}, {NULL, 0}};
+    static const struct wanted zero[] = {{"tc", 0}, {"sl", 0}, {NULL, 0}},
+                               no_level[] = {{"sl", 0}, {NULL, 0}},
+                               highest[] = {{"sl", 15}, {NULL, 0}};
+
+    bed_library();
+    classes(one, ROCE, none, roce, 0);
+    classes(one, ROCE, set, by_user, 0);
+    classes(high, ROCE, none, zero, 0);
+    classes(low, INFINIBAND, none, ib, 0);
+    classes(most, INFINIBAND, none, highest, 0);
+    classes(one, INFINIBAND, none, no_level, 1);
+    classes(one, INFINIBAND, level, by_level, 0);
+    classes(one, INFINIBAND, wrong, no_level, 1); /* is no setting */
 }

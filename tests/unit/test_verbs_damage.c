@@ -62,7 +62,7 @@ static void blamed(uint64_t from, const char *cause, int times)
 
 /* A chunk: the message is not done, both sides are told within a second, another connection over
  * the same NICs goes on. */
-static void test_chunk(void)
+TEST(chunk)
 {
     const char *why = "a chunk arrived damaged (CRC32C)";
     uint64_t bad, from, begun;
@@ -103,7 +103,7 @@ static void test_chunk(void)
 }
 
 /* A small message: not placed, and here again over another generation or path. */
-static void test_small_message(void)
+TEST(small_message)
 {
     uint64_t bad, failed, from;
 
@@ -127,7 +127,7 @@ static void test_small_message(void)
 
 /* What says which chunk was written, here its offset: nothing is believed of it. The chunk comes
  * again. */
-static void test_head_of_a_chunk(void)
+TEST(head_of_a_chunk)
 {
     uint64_t bad, failed;
 
@@ -148,15 +148,8 @@ static void test_head_of_a_chunk(void)
     finish();
 }
 
-static const struct check_test tests[] = {
-    {"chunk", test_chunk},
-    {"small_message", test_small_message},
-    {"head_of_a_chunk", test_head_of_a_chunk},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     setenv("R2CCL_VERIFY", "1", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

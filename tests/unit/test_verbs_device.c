@@ -136,7 +136,8 @@ static int kinds_with(const char *devices, const char *setting)
     return WEXITSTATUS(status);
 }
 
-static void test_announced(void)
+/* This test and the next one fork: there is no engine yet. */
+TEST(announced)
 {
     bed_library(); /* or skip */
     for (int peer = 1; peer >= 0; peer--) {
@@ -147,9 +148,28 @@ static void test_announced(void)
     }
 }
 
+static void test_flush_shows_all(void);
+static void test_failed_nic(void);
+
+/* In a process of its own: what a device can do is asked once. */
+TEST(peer_memory)
+{
+    int status;
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        peer_memory = true;
+        test_flush_shows_all();
+        test_failed_nic();
+        _exit(0);
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK_EQ(status, 0);
+}
+
 /* What arrived is not to be seen before the flush, and all of it is behind it: each NIC that wrote
  * was asked. Nothing to flush: no request. */
-static void test_flush_shows_all(void)
+TEST(flush_shows_all)
 {
     struct r2_req *send, *recv;
     size_t hidden = 0;
@@ -170,7 +190,7 @@ static void test_flush_shows_all(void)
 
 /* A flush that is under way has shown nothing yet: of two messages that were in before the first
  * flush was asked for, the second one's is no sooner done. */
-static void test_two_flushes(void)
+TEST(two_flushes)
 {
     struct r2_req *send, *recv, *first = NULL, *second = NULL;
 
@@ -197,7 +217,7 @@ static void test_two_flushes(void)
 
 /* A NIC that wrote cannot be asked any more: the driver stands in; if it cannot, it is an error and
  * never a wrong value. */
-static void test_failed_nic(void)
+TEST(failed_nic)
 {
     struct r2_req *send, *recv;
 
@@ -287,7 +307,7 @@ static void shown(void)
 
 /* A port has another partition key, or its address is another entry of the table: the queue pair of
  * its flushes is made anew with that, like those of paths, and no flush fails for it. */
-static void test_port_is_another(void)
+TEST(port_is_another)
 {
     static const char *const keys[] = {"!pkey fv0 1 0 0x8003", "!pkey fv1 1 0 0x8003", NULL};
     static const char *const entries[] = {"!gid fv0 1 1 0.0.0.0",   "!gid fv1 1 1 0.0.0.0",   "",
@@ -329,7 +349,7 @@ static void paths_again(void)
 
 /* Changes in a row of the same port: each is followed, with no flush in between, with one under way
  * during all of them, and one right behind the other. */
-static void test_port_changes_again(void)
+TEST(port_changes_again)
 {
     struct r2_req *send, *recv, *first = NULL;
 
@@ -365,7 +385,7 @@ static void test_port_changes_again(void)
 
 /* The answer of a NIC's flush never comes, and its port changes before that is known: the driver
  * stands in for that one, and the NIC answers the next ones. */
-static void test_answer_never_comes(void)
+TEST(answer_never_comes)
 {
     struct r2_req *send, *recv, *first = NULL;
 
@@ -409,7 +429,7 @@ static void sockets_stand_by(void)
 
 /* All ports gone: sockets come up as the last resort, and this memory is not for them. It waits; a
  * port that comes back carries it. */
-static void test_waits_for_a_nic(void)
+TEST(waits_for_a_nic)
 {
     struct r2_req *send, *recv;
 
@@ -434,7 +454,7 @@ static void test_waits_for_a_nic(void)
 }
 
 /* ... and if none comes back, both sides get an error. */
-static void test_no_nic_comes_back(void)
+TEST(no_nic_comes_back)
 {
     struct r2_req *send, *recv;
     uint64_t begun;
@@ -453,7 +473,7 @@ static void test_no_nic_comes_back(void)
 }
 
 /* Queue pairs are connected again and again, and no test chunk comes through: no NIC is back. */
-static void test_none_that_carries_comes_back(void)
+TEST(none_that_carries)
 {
     struct r2_req *send, *recv;
 
@@ -479,7 +499,7 @@ static void test_none_that_carries_comes_back(void)
 
 /* Both NICs' queue pairs failed too often to be tried soon; sockets stand in, which are nothing for
  * this memory: so they are tried all the same. */
-static void test_none_is_left_alone(void)
+TEST(none_is_left_alone)
 {
     struct r2_req *send, *recv;
 
@@ -506,7 +526,7 @@ static void test_none_is_left_alone(void)
 }
 
 /* A device that registers late finds the descriptor that its caller has closed long ago. */
-static void test_late_registration(void)
+TEST(late_registration)
 {
     uint32_t keys[R2_WIRE_MAX_NICS];
     struct device more;
@@ -536,7 +556,7 @@ static void *answers_later(void *arg)
 
 /* A device whose firmware is dead takes no time from the others: these register as long as they
  * need, and the memory is theirs. */
-static void test_one_dead_device(void)
+TEST(one_dead_device)
 {
     uint32_t keys[R2_WIRE_MAX_NICS] = {0};
     struct device first, second;
@@ -563,7 +583,7 @@ static void test_one_dead_device(void)
 
 /* A device that failed destroys no queue pair of flushes. When it is taken out of the node at last,
  * nothing of it is kept, so that it is closed. */
-static void test_let_go_when_removed(void)
+TEST(let_go_when_removed)
 {
     begin();
     bed_script("!refuse fv0 destroy 1000");
@@ -578,44 +598,9 @@ static void test_let_go_when_removed(void)
     finish();
 }
 
-/* In a process of its own: what a device can do is asked once. */
-static void test_peer_memory(void)
-{
-    int status;
-    pid_t pid = fork();
-
-    if (pid == 0) {
-        peer_memory = true;
-        test_flush_shows_all();
-        test_failed_nic();
-        _exit(0);
-    }
-    CHECK_EQ(waitpid(pid, &status, 0), pid);
-    CHECK_EQ(status, 0);
-}
-
-static const struct check_test tests[] = {
-    {"announced", test_announced}, /* this and the next one fork: no engine yet */
-    {"peer_memory", test_peer_memory},
-    {"flush_shows_all", test_flush_shows_all},
-    {"two_flushes", test_two_flushes},
-    {"port_changes_again", test_port_changes_again},
-    {"answer_never_comes", test_answer_never_comes},
-    {"failed_nic", test_failed_nic},
-    {"port_is_another", test_port_is_another},
-    {"late_registration", test_late_registration},
-    {"one_dead_device", test_one_dead_device},
-    {"waits_for_a_nic", test_waits_for_a_nic},
-    {"no_nic_comes_back", test_no_nic_comes_back},
-    {"none_that_carries", test_none_that_carries_comes_back},
-    {"none_is_left_alone", test_none_is_left_alone},
-    {"let_go_when_removed", test_let_go_when_removed},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     setenv("R2CCL_NO_PATH_TIMEOUT", "3s", 1);
     setenv("R2CCL_GPU_MEMORY", "direct", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

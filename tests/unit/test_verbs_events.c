@@ -64,7 +64,7 @@ static void both_carry(void)
 }
 
 /* Whatever happens to one port, or to one that is nobody's, ends nothing of the other's. */
-static void test_port_of_another(void)
+TEST(port_of_another)
 {
     static const int types[] = {IBV_EVENT_PORT_ERR,    IBV_EVENT_LID_CHANGE,
                                 IBV_EVENT_PKEY_CHANGE, IBV_EVENT_SM_CHANGE,
@@ -159,56 +159,6 @@ static struct r2_ep *again(void)
     return found;
 }
 
-/* The address moves to another entry of the table: whatever is being made takes it from there. */
-static void test_gid_moves_meanwhile(void)
-{
-    uint64_t from;
-    int index;
-
-    begin();
-    for (int turn = 0; turn < 6; turn++) {
-        struct r2_ep *ep = again();
-
-        from = bed_journal();
-        bed_script(turn % 2 ? "!gid fv0 1 3 0.0.0.0" : "!gid fv0 1 1 0.0.0.0");
-        bed_script(turn % 2 ? "!gid fv0 1 1 127.0.1.1" : "!gid fv0 1 3 127.0.1.1");
-        bed_script("!chaos cmd_us=0");
-        both_carry();
-        pthread_mutex_lock(&r2_verbs.nics[0].lock);
-        index = r2_verbs.nics[0].gid_index;
-        pthread_mutex_unlock(&r2_verbs.nics[0].lock);
-        CHECK_EQ(index, turn % 2 ? 1 : 3);
-        CHECK_EQ(bed_told(from, R2_EV_PATH_DOWN, nics[1], nics[1], NULL), 0);
-        message(turn);
-        r2_vep_put(ep);
-    }
-    finish();
-}
-
-/* The address is another one: what is being made with the old one ends at once, not by its time
- * limit, and is made with the new one. */
-static void test_gid_changes_meanwhile(void)
-{
-    begin();
-    for (int turn = 0; turn < 4; turn++) {
-        struct r2_ep *ep = again();
-        uint64_t begun = r2_now_ns();
-
-        bed_script("!gid fv0 1 1 127.0.99.1"); /* leads nowhere */
-        for (int ms = 0; ms < BED_WAIT_MS && !atomic_load(&ep->failed); ms++)
-            bed_ms(1);
-        CHECK(atomic_load(&ep->failed));
-        CHECK_LT(r2_now_ns() - begun, R2_NS_PER_S);
-        r2_vep_put(ep);
-        message(turn); /* over the other port */
-        bed_script("!chaos cmd_us=0");
-        bed_script("!gid fv0 1 1 127.0.1.1");
-        both_carry();
-        message(turn + 10);
-    }
-    finish();
-}
-
 /* Paths between these NICs that ended since; both ends of each are here. */
 static int ended(uint64_t from, int a, int b)
 {
@@ -247,7 +197,7 @@ static int lid_of(int nic)
 
 /* A port gets another LID, or another partition key where its queue pairs take theirs from: its
  * paths end, the other port's do not, and new ones are made with what is there now. */
-static void test_other_lid_or_partition(void)
+TEST(other_lid_or_partition)
 {
     int key;
 
@@ -280,7 +230,7 @@ static void test_other_lid_or_partition(void)
 
 /* Events that have brought nothing new end nothing: the subnet manager has started anew, and all is
  * as it was; a key that no queue pair of ours uses is another one. */
-static void test_nothing_new(void)
+TEST(nothing_new)
 {
     static const int types[] = {IBV_EVENT_LID_CHANGE, IBV_EVENT_PKEY_CHANGE, IBV_EVENT_SM_CHANGE,
                                 IBV_EVENT_GID_CHANGE, IBV_EVENT_CLIENT_REREGISTER};
@@ -319,7 +269,7 @@ static bool active(int nic)
 
 /* A port's event is believed at once, however long the device takes to say more about it (it may be
  * dead): nothing new is begun there, and the other port is as it was. */
-static void test_told_before_the_device_answers(void)
+TEST(told_before_the_device_answers)
 {
     char text[32];
 
@@ -348,7 +298,7 @@ static void test_told_before_the_device_answers(void)
 
 /* The look that another event has asked for sees the change first, before the word of it: the paths
  * end all the same, those of the other port do not. */
-static void test_change_is_seen_early(void)
+TEST(change_is_seen_early)
 {
     static const int types[] = {IBV_EVENT_PORT_ACTIVE, IBV_EVENT_SM_CHANGE};
     int key, other;
@@ -379,7 +329,7 @@ static void test_change_is_seen_early(void)
 }
 
 /* What is told of one queue ends its path, and no other. */
-static void test_events_of_queues(void)
+TEST(events_of_queues)
 {
     static const int ends[] = {IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR,
                                IBV_EVENT_PATH_MIG_ERR, IBV_EVENT_CQ_ERR};
@@ -440,7 +390,7 @@ static void *tells(void *arg)
 
 /* Events of queues that are being made and destroyed: whose they are is known all the same, without
  * a look at what another thread is changing (TSan). */
-static void test_events_while_queues_go(void)
+TEST(events_while_queues_go)
 {
     uint64_t from, until;
     pthread_t thread;
@@ -465,31 +415,61 @@ static void test_events_while_queues_go(void)
     finish();
 }
 
-static const struct check_test tests[] = {
-    {"port_of_another", test_port_of_another},
-    {"other_lid_or_partition", test_other_lid_or_partition},
-    {"nothing_new", test_nothing_new},
-    {"told_before_the_device_answers", test_told_before_the_device_answers},
-    {"change_is_seen_early", test_change_is_seen_early},
-    {"events_of_queues", test_events_of_queues},
-    {"events_while_queues_go", test_events_while_queues_go},
-    {"gid_moves_meanwhile", test_gid_moves_meanwhile},
-    {"gid_changes_meanwhile", test_gid_changes_meanwhile},
-    {0},
-};
+/* The address moves to another entry of the table: whatever is being made takes it from there. */
+TEST(gid_moves_meanwhile)
+{
+    uint64_t from;
+    int index;
+
+    begin();
+    for (int turn = 0; turn < 6; turn++) {
+        struct r2_ep *ep = again();
+
+        from = bed_journal();
+        bed_script(turn % 2 ? "!gid fv0 1 3 0.0.0.0" : "!gid fv0 1 1 0.0.0.0");
+        bed_script(turn % 2 ? "!gid fv0 1 1 127.0.1.1" : "!gid fv0 1 3 127.0.1.1");
+        bed_script("!chaos cmd_us=0");
+        both_carry();
+        pthread_mutex_lock(&r2_verbs.nics[0].lock);
+        index = r2_verbs.nics[0].gid_index;
+        pthread_mutex_unlock(&r2_verbs.nics[0].lock);
+        CHECK_EQ(index, turn % 2 ? 1 : 3);
+        CHECK_EQ(bed_told(from, R2_EV_PATH_DOWN, nics[1], nics[1], NULL), 0);
+        message(turn);
+        r2_vep_put(ep);
+    }
+    finish();
+}
+
+/* The address is another one: what is being made with the old one ends at once, not by its time
+ * limit, and is made with the new one. */
+TEST(gid_changes_meanwhile)
+{
+    begin();
+    for (int turn = 0; turn < 4; turn++) {
+        struct r2_ep *ep = again();
+        uint64_t begun = r2_now_ns();
+
+        bed_script("!gid fv0 1 1 127.0.99.1"); /* leads nowhere */
+        for (int ms = 0; ms < BED_WAIT_MS && !atomic_load(&ep->failed); ms++)
+            bed_ms(1);
+        CHECK(atomic_load(&ep->failed));
+        CHECK_LT(r2_now_ns() - begun, R2_NS_PER_S);
+        r2_vep_put(ep);
+        message(turn); /* over the other port */
+        bed_script("!chaos cmd_us=0");
+        bed_script("!gid fv0 1 1 127.0.1.1");
+        both_carry();
+        message(turn + 10);
+    }
+    finish();
+}
 
 int main(int argc, char **argv)
 {
     setenv("R2_FAKEVERBS", "fv0=127.0.1.1+127.0.2.1", 1);
     setenv("R2CCL_HEARTBEAT", "2s", 1); /* nor by one of these */
-    return check_main(argc, argv, tests);
-}
-
-#else
-
-int main(void)
-{
-    return CHECK_SKIPPED;
+    return check_main(argc, argv);
 }
 
 #endif

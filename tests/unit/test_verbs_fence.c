@@ -56,7 +56,7 @@ static void finish(void)
 
 /* Acknowledged, but not in memory until the queue pair has been drained: the message is not done
  * before. */
-static void test_acknowledged_but_late(void)
+TEST(acknowledged_but_late)
 {
     int done;
 
@@ -75,7 +75,7 @@ static void test_acknowledged_but_late(void)
 
 /* Still in the network when the message is done over another path: the queue pair is in ERR (it
  * cannot be destroyed yet) and lets nothing in. */
-static void test_late_in_the_network(void)
+TEST(late_in_the_network)
 {
     begin();
     bed_script("undying");
@@ -88,7 +88,7 @@ static void test_late_in_the_network(void)
 
 /* Where a queue without receives never flushes one that comes in ERR (soft-RoCE), no path waits for
  * that, which would take the drain's second. */
-static void test_queues_without_receives(void)
+TEST(queues_without_receives)
 {
     uint64_t begun;
 
@@ -105,7 +105,7 @@ static void test_queues_without_receives(void)
 }
 
 /* The device neither drains nor destroys: nothing is sent again, and the job ends with an error. */
-static void test_unconfirmed_is_not_assumed(void)
+TEST(unconfirmed_is_not_assumed)
 {
     int done;
 
@@ -125,16 +125,8 @@ static void test_unconfirmed_is_not_assumed(void)
     _exit(0); /* this process's devices are of no use any more */
 }
 
-static const struct check_test tests[] = {
-    {"acknowledged_but_late", test_acknowledged_but_late},
-    {"late_in_the_network", test_late_in_the_network},
-    {"queues_without_receives", test_queues_without_receives},
-    {"unconfirmed_is_not_assumed", test_unconfirmed_is_not_assumed},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     setenv("R2CCL_NO_PATH_TIMEOUT", "3s", 1);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -44,7 +44,7 @@ static int endpoints(void)
     return count;
 }
 
-static void test_from_the_beginning(void)
+TEST(from_the_beginning)
 {
     struct r2_ctx *first;
     int before;
@@ -77,22 +77,10 @@ static void test_from_the_beginning(void)
     r2_engine_finalize(first);
 }
 
-static const struct check_test tests[] = {
-    {"from_the_beginning", test_from_the_beginning},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     setenv("R2CCL_NO_PATH_TIMEOUT", "4s", 1);
-    return check_main(argc, argv, tests);
-}
-
-#else
-
-int main(void)
-{
-    return CHECK_SKIPPED;
+    return check_main(argc, argv);
 }
 
 #endif

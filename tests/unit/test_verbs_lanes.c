@@ -135,23 +135,23 @@ static void each_one_dies(enum death death)
     bed_finish(&bed, &memory);
 }
 
-static void test_of_the_sender(void)
+TEST(of_the_sender)
 {
     each_one_dies(ERR_OF_THE_SENDER);
 }
 
-static void test_of_the_receiver(void)
+TEST(of_the_receiver)
 {
     each_one_dies(ERR_OF_THE_RECEIVER);
 }
 
-static void test_mute(void)
+TEST(mute)
 {
     each_one_dies(MUTE);
 }
 
 /* Its device has a fault: what waits for it is sent again over another queue pair. */
-static void test_freeze(void)
+TEST(freeze)
 {
     uint64_t from = bed_journal();
 
@@ -159,28 +159,13 @@ static void test_freeze(void)
     CHECK_GE(bed_told(from, R2_EV_PATH_DOWN, NIC, NIC, "requests neither completed nor failed"), 1);
 }
 
-static const struct check_test tests[] = {
-    {"of_the_sender", test_of_the_sender},
-    {"of_the_receiver", test_of_the_receiver},
-    {"mute", test_mute},
-    {"freeze", test_freeze},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     setenv("NCCL_IB_QPS_PER_CONNECTION", "4", 1); /* where R2CCL_IB_QPS is not set */
     setenv("R2CCL_HEARTBEAT", "2s", 1);           /* nothing ends by these */
     setenv("NCCL_IB_TIMEOUT", "14", 1);           /* 0.54 s with all retries */
     setenv("R2CCL_RAMP", "100ms", 1);             /* it is to take chunks of each turn */
-    return check_main(argc, argv, tests);
-}
-
-#else
-
-int main(void)
-{
-    return CHECK_SKIPPED;
+    return check_main(argc, argv);
 }
 
 #endif

@@ -169,21 +169,15 @@ static void left_behind(bool in_queue)
     bed_finish(&bed, &memory);
 }
 
-static void test_told(void)
+TEST(told)
 {
     left_behind(false);
 }
 
-static void test_found_in_the_queue(void)
+TEST(found_in_the_queue)
 {
     left_behind(true);
 }
-
-static const struct check_test tests[] = {
-    {"told", test_told},
-    {"found_in_the_queue", test_found_in_the_queue},
-    {0},
-};
 
 int main(int argc, char **argv)
 {
@@ -191,14 +185,7 @@ int main(int argc, char **argv)
     ops = r2_transport_mux;
     ops.start = start;
     r2_engine_transport = &ops;
-    return check_main(argc, argv, tests);
-}
-
-#else
-
-int main(void)
-{
-    return CHECK_SKIPPED;
+    return check_main(argc, argv);
 }
 
 #endif

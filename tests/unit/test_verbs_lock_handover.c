@@ -108,45 +108,30 @@ static void detach(void)
     CHECK_EQ(r2_transport_verbs.detach(ep, UINT64_MAX, 0, 0, false), 0);
 }
 
-static void test_health(void)
+TEST(health)
 {
     meet(health);
 }
 
-static void test_task(void)
+TEST(task)
 {
     meet(task);
 }
 
-static void test_reached(void)
+TEST(reached)
 {
     meet(reached);
 }
 
-static void test_detach(void)
+TEST(detach)
 {
     meet(detach);
 }
 
-static const struct check_test tests[] = {
-    {"health", test_health},
-    {"task", test_task},
-    {"reached", test_reached},
-    {"detach", test_detach},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     setenv("R2CCL_HEARTBEAT", "60s", 1);
-    return check_main(argc, argv, tests);
-}
-
-#else
-
-int main(void)
-{
-    return CHECK_SKIPPED;
+    return check_main(argc, argv);
 }
 
 #endif

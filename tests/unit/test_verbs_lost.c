@@ -64,26 +64,26 @@ static void one_message(size_t size, int kind)
 }
 
 /* The receiver waits for its acknowledgement to have arrived. */
-static void test_acknowledgement_sent(void)
+TEST(acknowledgement_sent)
 {
     one_message(SIZE, CTRL_TX);
 }
 
 /* The sender waits for the acknowledgement. */
-static void test_acknowledgement_arrived(void)
+TEST(acknowledgement_arrived)
 {
     one_message(SIZE, CTRL_RX);
 }
 
 /* The receiver waits for the message. */
-static void test_small_message_arrived(void)
+TEST(small_message_arrived)
 {
     one_message(8, CTRL_RX);
 }
 
 /* More small messages than a queue has slots, of which only some are signalled; a completion of
  * those is lost in between. */
-static void test_small_messages(void)
+TEST(small_messages)
 {
     struct r2_req *recv_req, *send_req;
 
@@ -108,7 +108,7 @@ static void test_small_messages(void)
 
 /* Each NIC's first count since its path was opened is a lost one; a later count still says that the
  * end of the only chunk behind it never came. */
-static void test_count_and_chunk(void)
+TEST(count_and_chunk)
 {
     struct bed_memory memory = {.out = out, .in = in, .size = SIZE};
     uint64_t from;
@@ -181,12 +181,12 @@ static void count_of_that_chunk(int kind, int then)
     bed_finish(&bed, &memory);
 }
 
-static void test_count_of_that_chunk_sent(void)
+TEST(count_of_that_chunk_sent)
 {
     count_of_that_chunk(BULK_TX, COUNT);
 }
 
-static void test_count_of_that_chunk_arrived(void)
+TEST(count_of_that_chunk_arrived)
 {
     count_of_that_chunk(BULK_RX, 0);
 }
@@ -255,28 +255,28 @@ static void control_alone(const char *how, bool initiator, const char *cause)
     bed_finish(&bed, &memory);
 }
 
-static void test_control_of_the_sender(void)
+TEST(control_of_the_sender)
 {
     control_alone("mute", true, NULL);
 }
 
-static void test_control_of_the_receiver(void)
+TEST(control_of_the_receiver)
 {
     control_alone("mute", false, NULL);
 }
 
-static void test_frozen_control_of_the_sender(void)
+TEST(frozen_control_of_the_sender)
 {
     control_alone("freeze", true, STALLED);
 }
 
-static void test_frozen_control_of_the_receiver(void)
+TEST(frozen_control_of_the_receiver)
 {
     control_alone("freeze", false, STALLED);
 }
 
 /* More completions in a row are lost than counts are sent. */
-static void test_chunk_and_its_counts(void)
+TEST(chunk_and_its_counts)
 {
     struct bed_memory memory = {.out = out, .in = in, .size = SIZE};
     struct r2_req *send = NULL, *recv = NULL;
@@ -297,7 +297,7 @@ static void test_chunk_and_its_counts(void)
 
 /* The NIC takes a chunk's bytes, and not the word that they are there: nothing of it is done, and
  * it goes again by another path. */
-static void test_half_posted(void)
+TEST(half_posted)
 {
     struct bed_memory memory = {.out = out, .in = in, .size = SIZE};
     uint64_t from;
@@ -318,34 +318,10 @@ static void test_half_posted(void)
     bed_finish(&bed, &memory);
 }
 
-static const struct check_test tests[] = {
-    {"acknowledgement_sent", test_acknowledgement_sent},
-    {"acknowledgement_arrived", test_acknowledgement_arrived},
-    {"small_message_arrived", test_small_message_arrived},
-    {"small_messages", test_small_messages},
-    {"count_and_chunk", test_count_and_chunk},
-    {"count_of_that_chunk_sent", test_count_of_that_chunk_sent},
-    {"count_of_that_chunk_arrived", test_count_of_that_chunk_arrived},
-    {"control_of_the_sender", test_control_of_the_sender},
-    {"control_of_the_receiver", test_control_of_the_receiver},
-    {"frozen_control_of_the_sender", test_frozen_control_of_the_sender},
-    {"frozen_control_of_the_receiver", test_frozen_control_of_the_receiver},
-    {"chunk_and_its_counts", test_chunk_and_its_counts},
-    {"half_posted", test_half_posted},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     setenv("NCCL_IB_TIMEOUT", "14", 1); /* 0.54 s with all retries */
-    return check_main(argc, argv, tests);
-}
-
-#else
-
-int main(void)
-{
-    return CHECK_SKIPPED;
+    return check_main(argc, argv);
 }
 
 #endif

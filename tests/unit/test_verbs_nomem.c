@@ -39,7 +39,7 @@ void *calloc(size_t n, size_t size)
 
 /* A device does not deregister some memory in a moment when there is none to note that in: it is
  * asked for again all the same, and other memory is let go of. */
-static void test_deregister(void)
+TEST(deregister)
 {
     struct r2_mr *mr[2];
 
@@ -54,16 +54,6 @@ static void test_deregister(void)
     CHECK_EQ(r2_engine_reg(bed.rx, in[0], SIZE, 1, &mr[0]), 0);
     CHECK_EQ(r2_engine_dereg(bed.rx, mr[0]), 0);
     bed_close(&bed);
-}
-
-static const struct check_test tests[] = {
-    {"deregister", test_deregister},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }
 
 #else

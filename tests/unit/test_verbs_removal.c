@@ -104,7 +104,7 @@ static bool there(int slot)
 
 /* Whatever was registered before, meanwhile or after has a key where a device is, and none where
  * there is none; the new device's keys are its own. */
-static void test_keys(void)
+TEST(keys)
 {
     static uint8_t more[8192];
     struct r2_mr *mr;
@@ -132,7 +132,7 @@ static void test_keys(void)
 
 /* As often as you like: threads and descriptors do not grow with it. Both devices at once as well:
  * what is posted then waits for one of them, or goes by sockets. */
-static void test_again_and_again(void)
+TEST(again_and_again)
 {
     int before = 0, threads = 0;
 
@@ -167,7 +167,7 @@ static void test_again_and_again(void)
 
 /* The old device's commands never come back: the new one is used all the same, its memory is
  * registered, and memory can be deregistered at once. Nothing waits for the old one. */
-static void test_old_one_hangs(void)
+TEST(old_one_hangs)
 {
     static uint8_t more[8192];
     struct r2_mr *mr;
@@ -234,7 +234,7 @@ static void until_entry(int index)
 
 /* The old device was asked about its port, and answers (an error, or what was so once) when another
  * one has its place: that is no word about the new one, whose paths are made anew as ever. */
-static void test_old_one_answers_late(void)
+TEST(old_one_answers_late)
 {
     static const char *const ways[] = {"!remove fv1", "!vanish fv1"};
     char text[32];
@@ -273,7 +273,7 @@ static void test_old_one_answers_late(void)
 
 /* The only path's device goes while a write is under way, and its commands hang. The bytes travel
  * again when the kernel has let go of the device, and not before: not for its fatal event. */
-static void test_bytes_under_way(void)
+TEST(bytes_under_way)
 {
     struct r2_req *send = NULL, *recv = NULL;
 
@@ -306,7 +306,7 @@ static void test_bytes_under_way(void)
 
 /* A device fails and stays in the list: nobody takes it for a new one, and none of its fences or
  * keys is taken for dead but by its own word. Taken out and put in, it is used again. */
-static void test_fatal_is_not_removed(void)
+TEST(fatal_is_not_removed)
 {
     begin();
     bed_script("!fatal fv1");
@@ -324,7 +324,7 @@ static void test_fatal_is_not_removed(void)
 
 /* Keys of a device that fails and does not let go of them: not said to be gone because they were
  * asked for before, only when the kernel has let go of the device. */
-static void test_keys_are_not_confirmed(void)
+TEST(keys_are_not_confirmed)
 {
     static uint8_t more[8192];
     struct r2_mr *mr;
@@ -367,7 +367,7 @@ static void ends_well(void)
 
 /* Two owners of a range, and a device that failed and keeps its key: neither is told that it is
  * gone because the other has asked before. */
-static void test_two_owners_not_confirmed(void)
+TEST(two_owners_not_confirmed)
 {
     struct r2_memory m = {.size = 8192, .dmabuf_fd = -1};
     static uint8_t more[8192];
@@ -393,7 +393,7 @@ static void test_two_owners_not_confirmed(void)
 
 /* The device that came in place of one cannot register what that one had: the old one is closed all
  * the same. */
-static void test_old_one_is_closed(void)
+TEST(old_one_is_closed)
 {
     static uint8_t more[8192];
     struct r2_mr *mr;
@@ -429,7 +429,7 @@ static void *removes_soon(void *arg)
 }
 
 /* The kernel's word comes while somebody waits for the device's: it stands for it. */
-static void test_word_comes_late(void)
+TEST(word_comes_late)
 {
     static uint8_t more[8192];
     struct r2_mr *mr;
@@ -450,7 +450,7 @@ static void test_word_comes_late(void)
 /* A driver that waits for its users (soft-RoCE): nobody is told, everything on the device works on.
  * It is let go of all the same, so that whoever removes it does not wait for the end of the job,
  * and taken again. The stand-in ignores `restore` while somebody has the old one open. */
-static void test_driver_waits_for_us(void)
+TEST(driver_waits_for_us)
 {
     begin();
     message(1);
@@ -516,7 +516,7 @@ static int fenced(void)
 
 /* The device goes when a command has begun to make queue pairs on it, and nothing is there yet to
  * tell that by: what it makes afterwards is let go of all the same. */
-static void test_made_meanwhile(void)
+TEST(made_meanwhile)
 {
     begin();
     bed_script("!remove fv1");
@@ -539,34 +539,6 @@ static void test_made_meanwhile(void)
     CHECK_EQ(fenced(), 0);
     CHECK_EQ(atomic_load(&r2_verbs.nics[1].qps), 0);
     ends_well();
-}
-
-static const struct check_test tests[] = {
-    {"keys", test_keys},
-    {"again_and_again", test_again_and_again},
-    {"old_one_hangs", test_old_one_hangs},
-    {"old_one_answers_late", test_old_one_answers_late},
-    {"bytes_under_way", test_bytes_under_way},
-    {"fatal_is_not_removed", test_fatal_is_not_removed},
-    {"keys_are_not_confirmed", test_keys_are_not_confirmed},
-    {"two_owners_not_confirmed", test_two_owners_not_confirmed},
-    {"old_one_is_closed", test_old_one_is_closed},
-    {"made_meanwhile", test_made_meanwhile},
-    {"word_comes_late", test_word_comes_late},
-    {"driver_waits_for_us", test_driver_waits_for_us},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
-}
-
-#else
-
-int main(void)
-{
-    return CHECK_SKIPPED;
 }
 
 #endif

@@ -54,7 +54,7 @@ static void second_connection(void)
 
 /* Receives that nobody fills, closed and deregistered: the sender gives its word, and neither the
  * paths nor another connection's keys for the same memory notice it. */
-static void test_word_is_enough(void)
+TEST(word_is_enough)
 {
     struct r2_mr *in_mr, *same_mr, *smr, *omr;
     struct r2_req *req = NULL;
@@ -100,7 +100,7 @@ static void *dereg_main(void *arg)
 /* A write is on its way into the memory and cannot be called off, so there is no word: deregMr
  * comes back when the queue pair has been drained, the keys of the range are others then, although
  * it is still registered, and what comes later finds nothing. No NIC is blamed. */
-static void test_no_word_fence_and_keys(void)
+TEST(no_word_fence_and_keys)
 {
     uint32_t before[R2_WIRE_MAX_NICS], after[R2_WIRE_MAX_NICS];
     struct r2_req *a = NULL, *b = NULL;
@@ -184,7 +184,7 @@ static void begin_refusing(void)
 
 /* The keys of a range with two owners are changed for the first, and a device keeps the old one:
  * the first is told so, and the second is not told that all is gone before it is. */
-static void test_refused_with_two_owners(void)
+TEST(refused_with_two_owners)
 {
     struct r2_mr_keys *one, *two;
 
@@ -204,7 +204,7 @@ static void test_refused_with_two_owners(void)
 
 /* As long as a device keeps a key, nobody hears that memory of that range is deregistered, whoever
  * registered it; of other memory nothing is held against it. */
-static void test_refused_for_long(void)
+TEST(refused_for_long)
 {
     struct r2_mr_keys *one, *two;
 
@@ -245,7 +245,7 @@ static void *lets_go(void *arg)
 }
 
 /* All of them at once: none uses what the last one frees (ASan), and nothing is left. */
-static void test_owners_at_once(void)
+TEST(owners_at_once)
 {
     pthread_t threads[OWNERS];
 
@@ -273,7 +273,7 @@ static void *takes_back(void *arg)
 
 /* While the keys of a range are changed for one owner, and devices take their time, the other one
  * has keys at any moment: a clear-to-send without one would go nowhere. */
-static void test_never_without_keys(void)
+TEST(never_without_keys)
 {
     uint32_t before[R2_WIRE_MAX_NICS], now[R2_WIRE_MAX_NICS];
     struct r2_mr_keys *one, *two;
@@ -300,19 +300,4 @@ static void test_never_without_keys(void)
     CHECK_EQ(r2_eng.ops->dereg(two, false), 0);
     CHECK_EQ(held("fv0") + held("fv1"), 0);
     bed_close(&bed);
-}
-
-static const struct check_test tests[] = {
-    {"word_is_enough", test_word_is_enough},
-    {"no_word_fence_and_keys", test_no_word_fence_and_keys},
-    {"refused_with_two_owners", test_refused_with_two_owners},
-    {"refused_for_long", test_refused_for_long},
-    {"owners_at_once", test_owners_at_once},
-    {"never_without_keys", test_never_without_keys},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -48,7 +48,7 @@ static void until_told(uint64_t from, enum r2_seg_event event)
 
 /* On the only path a chunk takes longer than a device may take for a packet, yet it moves: it is
  * waited for. One that does not move ends the path all the same. */
-static void test_slow_or_frozen_and_alone(void)
+TEST(slow_or_frozen_and_alone)
 {
     struct bed_memory memory = {.out = out, .in = in, .size = SIZE};
     struct r2_req *send = NULL, *recv = NULL;
@@ -78,7 +78,7 @@ static void test_slow_or_frozen_and_alone(void)
 
 /* The arrival of a count behind a message gets lost: nothing is missing, and its receive is posted
  * again with the next arrival. */
-static void test_count_arrived(void)
+TEST(count_arrived)
 {
     struct bed_memory memory = {.out = out, .in = in, .size = SIZE};
     uint32_t qp;
@@ -105,24 +105,11 @@ static void test_count_arrived(void)
     bed_finish(&bed, &memory);
 }
 
-static const struct check_test tests[] = {
-    {"slow_or_frozen_and_alone", test_slow_or_frozen_and_alone},
-    {"count_arrived", test_count_arrived},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     bed_nics = "127.0.1.1";
     setenv("NCCL_IB_TIMEOUT", "14", 1); /* 0.54 s with all retries, four times that with patience */
-    return check_main(argc, argv, tests);
-}
-
-#else
-
-int main(void)
-{
-    return CHECK_SKIPPED;
+    return check_main(argc, argv);
 }
 
 #endif

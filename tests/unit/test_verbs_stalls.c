@@ -119,7 +119,7 @@ static void chunk_ended(int q)
 }
 
 /* It stands still, or is of a build that knows no questions. */
-static void test_unanswered(void)
+TEST(unanswered)
 {
     open_end(true);
     chunk_posted(1);
@@ -133,7 +133,7 @@ static void test_unanswered(void)
 }
 
 /* An answer to an earlier question says nothing about now. */
-static void test_old_answer(void)
+TEST(old_answer)
 {
     open_end(true);
     chunk_posted(0);
@@ -151,7 +151,7 @@ static void test_old_answer(void)
 }
 
 /* Something completes now and then, if only a count. */
-static void test_slow(void)
+TEST(slow)
 {
     open_end(true);
     for (int i = 0; i < 3; i++)
@@ -167,7 +167,7 @@ static void test_slow(void)
     close_end();
 }
 
-static void test_idle(void)
+TEST(idle)
 {
     open_end(true);
     chunk_posted(0);
@@ -178,7 +178,7 @@ static void test_idle(void)
 }
 
 /* We were stopped ourselves: what passed meanwhile is no waiting. */
-static void test_observer_stopped(void)
+TEST(observer_stopped)
 {
     open_end(true);
     chunk_posted(0);
@@ -192,7 +192,7 @@ static void test_observer_stopped(void)
 }
 
 /* Control frames whose ends nobody asked for complete with others only. */
-static void test_control(void)
+TEST(control)
 {
     open_end(false);
     ep->ctrl.tx_posted = 3;
@@ -225,7 +225,7 @@ static uint64_t patience_of(int q, bool with_no_other)
     return now - from;
 }
 
-static void test_long(void)
+TEST(long)
 {
     uint64_t packet = 2147 * R2_NS_PER_MS, long_way = 16 * R2_NS_PER_S;
 
@@ -238,7 +238,7 @@ static void test_long(void)
 }
 
 /* Control frames up to the one that is signalled, which brings all their ends. */
-static void test_long_control(void)
+TEST(long_control)
 {
     open_end(true);
     is_alone = true;
@@ -315,7 +315,7 @@ static void open_overdue(void)
 }
 
 /* It has completed a moment ago. */
-static void test_waits_to_be_polled(void)
+TEST(waits_to_be_polled)
 {
     open_overdue();
     n_waiting = 1;
@@ -326,7 +326,7 @@ static void test_waits_to_be_polled(void)
 }
 
 /* There is more than is polled at a time (of counts here, none of which was told of a chunk). */
-static void test_not_all_polled(void)
+TEST(not_all_polled)
 {
     open_overdue();
     n_waiting = 100000;
@@ -351,7 +351,7 @@ static int count_arrives(uint32_t slot)
 
 /* Receives that counts have used without a word are posted again, in the order of their use; one
  * that comes behind others is against the rules. */
-static void test_receives_left_out(void)
+TEST(receives_left_out)
 {
     uint32_t before;
 
@@ -373,7 +373,7 @@ static void test_receives_left_out(void)
 }
 
 /* An answer is given only after all that had come was taken. */
-static void test_answering(void)
+TEST(answering)
 {
     open_end(false);
     peer_says(7, 0);
@@ -389,33 +389,10 @@ static void test_answering(void)
     close_end();
 }
 
-static const struct check_test tests[] = {
-    {"unanswered", test_unanswered},
-    {"old_answer", test_old_answer},
-    {"slow", test_slow},
-    {"idle", test_idle},
-    {"observer_stopped", test_observer_stopped},
-    {"control", test_control},
-    {"long", test_long},
-    {"long_control", test_long_control},
-    {"waits_to_be_polled", test_waits_to_be_polled},
-    {"not_all_polled", test_not_all_polled},
-    {"receives_left_out", test_receives_left_out},
-    {"answering", test_answering},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     setenv("NCCL_IB_TIMEOUT", "14", 1); /* 0.54 s with all retries, four times that with patience */
-    return check_main(argc, argv, tests);
-}
-
-#else
-
-int main(void)
-{
-    return CHECK_SKIPPED;
+    return check_main(argc, argv);
 }
 
 #endif

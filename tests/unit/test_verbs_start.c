@@ -503,7 +503,7 @@ static int read_end(const struct one *c, uint64_t until)
     return read(c->done, &byte, 1) == 1;
 }
 
-static void test_at_once(void)
+TEST(at_once)
 {
     uint64_t until;
     int bad = 0;
@@ -527,23 +527,6 @@ static void test_at_once(void)
         bad++;
     }
     CHECK_EQ(bad, 0);
-}
-
-static const struct check_test tests[] = {
-    {"at_once", test_at_once},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
-}
-
-#else
-
-int main(void)
-{
-    return CHECK_SKIPPED;
 }
 
 #endif

@@ -369,7 +369,7 @@ static void settle(void)
     }
 }
 
-static void test_storm(void)
+TEST(storm)
 {
     const char *text = getenv("R2_STORM_SECONDS");
     struct r2_prng chance;
@@ -417,13 +417,8 @@ static void test_storm(void)
     r2_engine_finalize(ctx);
 }
 
-static const struct check_test tests[] = {
-    {"storm", test_storm},
-    {0},
-};
-
 int main(int argc, char **argv)
 {
     setenv("R2CCL_LOG", "0", 0);
-    return check_main(argc, argv, tests);
+    return check_main(argc, argv);
 }

@@ -28,7 +28,7 @@ static void whose_fault(const struct r2_wc_info *info)
     CHECK_EQ(info->err == EFAULT || info->err == EACCES, info->blame == R2_BLAME_MEMORY);
 }
 
-static void test_every_code_is_known(void)
+TEST(every_code_is_known)
 {
     for (int s = IBV_WC_SUCCESS; s <= IBV_WC_TM_RNDV_INCOMPLETE; s++) {
         const struct r2_wc_info *info = r2_wc_info(s);
@@ -46,7 +46,7 @@ static void test_every_code_is_known(void)
     whose_fault(r2_wc_info(4711));
 }
 
-static void test_every_event_is_known(void)
+TEST(every_event_is_known)
 {
     static const int read_again[] = {IBV_EVENT_GID_CHANGE, IBV_EVENT_LID_CHANGE,
                                      IBV_EVENT_PKEY_CHANGE, IBV_EVENT_SM_CHANGE,
@@ -67,7 +67,7 @@ static void test_every_event_is_known(void)
 }
 
 /* The table of events in docs/failures.md is this one. */
-static void test_documented(void)
+TEST(documented)
 {
     const char *text = document("docs/failures.md");
     char row[512];
@@ -92,7 +92,7 @@ static void test_documented(void)
     }
 }
 
-static void test_hca_list(void)
+TEST(hca_list)
 {
     CHECK(r2_hca_match("", "mlx5_0", 1));
     CHECK(r2_hca_match(NULL, "mlx5_0", 1));
@@ -110,7 +110,7 @@ static void test_hca_list(void)
     CHECK(r2_hca_match("^=mlx5_1:1", "mlx5_1", 2));
 }
 
-static void test_gid_rule(void)
+TEST(gid_rule)
 {
     const uint8_t none[16] = {0}, link[16] = {0xfe, 0x80, [15] = 1};
     const uint8_t mine[16] = {[10] = 0xff, [11] = 0xff, 10, 0, 0, 1};
@@ -125,7 +125,7 @@ static void test_gid_rule(void)
     CHECK_GT(r2_gid_score(six, R2_GID_V1, NULL), r2_gid_score(link, R2_GID_V2, NULL));
 }
 
-static void test_gid_fits(void)
+TEST(gid_fits)
 {
     const uint8_t link[16] = {0xfe, 0x80, [15] = 1};
     const uint8_t four[16] = {[10] = 0xff, [11] = 0xff, 10, 1, 2, 3},
@@ -177,7 +177,7 @@ static struct r2_verbs_card card(void)
     return c;
 }
 
-static void test_cards(void)
+TEST(cards)
 {
     struct r2_verbs_card c = card();
 
@@ -208,7 +208,7 @@ static void test_cards(void)
     BAD(psn, 0x1000000);
 }
 
-static void test_rates(void)
+TEST(rates)
 {
     CHECK_EQ(r2_port_rate_gbps(2, 32), 100);  /* 4x EDR */
     CHECK_EQ(r2_port_rate_gbps(2, 64), 200);  /* 4x HDR */
@@ -217,23 +217,6 @@ static void test_rates(void)
     CHECK_EQ(r2_port_rate_gbps(3, 32), 0);
     CHECK_STR(r2_port_state_text(4), "Active");
     CHECK_STR(r2_port_state_text(99), "unknown");
-}
-
-static const struct check_test tests[] = {
-    {"every_code_is_known", test_every_code_is_known},
-    {"every_event_is_known", test_every_event_is_known},
-    {"documented", test_documented},
-    {"hca_list", test_hca_list},
-    {"gid_rule", test_gid_rule},
-    {"gid_fits", test_gid_fits},
-    {"cards", test_cards},
-    {"rates", test_rates},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }
 #else
 int main(void)

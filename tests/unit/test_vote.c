@@ -12,6 +12,14 @@
 #define r2_comms_id fake_id
 #define r2_comm_row_plan fake_row_plan
 #define r2_leader_none fake_none
+#define r2_direct_meet fake_meet
+#define r2_direct_connect fake_connect
+#define r2_watch_journal fake_journal
+#define r2_watch_wake fake_wake
+#define r2_copies_new fake_copies_new
+#define r2_copies_free fake_copies_free
+#define r2_copies_open_all fake_open_all
+#define r2_copies_let_all fake_let_all
 #include "../../shim/comms/vote.c"
 
 #include "check.h"
@@ -29,6 +37,10 @@ static struct {
     char why[WHY];
     struct r2_vote *vote;
     void (*meanwhile)(struct r2_vote *v); /* while it makes what it needs */
+    bool cuda, stock_meanwhile;           /* while gates are opened, ranks agree on NCCL's own */
+    int copies_freed, opened;
+    bool plan_meanwhile; /* while the connections are closed, rank 0 proposes a plan */
+    enum r2_direct_state state;
 } seen;
 
 int fake_offer(struct r2_agree *a, uint32_t round, const void *data, size_t len)
@@ -37,7 +49,7 @@ int fake_offer(struct r2_agree *a, uint32_t round, const void *data, size_t len)
 
     (void)a;
     CHECK(len >= sizeof(b));
-    CHECK_EQ(round, FIRST_ROUND);
+    CHECK_EQ(round, (uint32_t)seen.offers + 1);
     memcpy(&b, data, sizeof(b));
     seen.offers++;
     seen.yes = b.yes;
@@ -57,7 +69,13 @@ int fake_new(struct r2_direct **out, const struct r2_direct_config *config)
 
 void fake_free(struct r2_direct *d)
 {
+    struct r2_plan plan;
+    void *object;
+
     seen.freed += d != NULL;
+    r2_plan_equal(&plan, NODES);
+    if (seen.plan_meanwhile)
+        CHECK_EQ(r2_vote_accept(seen.vote, &plan, r2_plan_bytes(NODES), &object), -EAGAIN);
 }
 
 const struct r2_links_card *fake_card(const struct r2_direct *d)
@@ -78,9 +96,29 @@ void fake_abort(struct r2_direct *d)
 
 enum r2_direct_state fake_state(struct r2_direct *d, int *error)
 {
-    (void)d, (void)error;
-    return R2_DIRECT_LISTENING;
+    CHECK(d != NULL);
+    if (error)
+        *error = -ECANCELED;
+    return seen.state;
 }
+
+int fake_meet(struct r2_direct *d, int rank, const void *offer, size_t len)
+{
+    (void)d, (void)rank, (void)offer, (void)len;
+    return 0;
+}
+
+void fake_connect(struct r2_direct *d)
+{
+    (void)d;
+}
+
+void fake_journal(const char *text)
+{
+    (void)text;
+}
+
+void fake_wake(void) {}
 
 void *fake_symbol(const char *name)
 {
@@ -90,7 +128,37 @@ void *fake_symbol(const char *name)
 
 bool fake_cuda(void)
 {
-    return false;
+    return seen.cuda;
+}
+
+int fake_copies_new(struct r2_copies **out, int device, size_t len)
+{
+    (void)device, (void)len;
+    *out = (struct r2_copies *)&dummy;
+    return 0;
+}
+
+void fake_copies_free(struct r2_copies *c)
+{
+    seen.copies_freed += c != NULL;
+}
+
+void fake_open_all(struct r2_copies *c)
+{
+    struct ballot no = {.why = "it cannot"};
+    const void *offers[NODES] = {&no, &no, &no};
+    size_t len[NODES] = {sizeof(no), sizeof(no), sizeof(no)};
+
+    CHECK(c != NULL);
+    if (seen.stock_meanwhile)
+        r2_vote_exchanged(seen.vote, FIRST_ROUND, offers, len);
+    CHECK_EQ(seen.copies_freed, 0); /* they are in use here */
+    seen.opened++;
+}
+
+void fake_let_all(struct r2_copies *c)
+{
+    CHECK(c != NULL);
 }
 
 uint64_t fake_id(const struct r2_comm *c)
@@ -120,7 +188,7 @@ static struct r2_vote *start(bool always)
     return seen.vote;
 }
 
-static void test_a_plan_begins_it(void)
+TEST(a_plan_begins_it)
 {
     struct r2_vote *v = start(false);
 
@@ -138,7 +206,7 @@ static void test_a_plan_begins_it(void)
 
 /* It was told that a rank is missing, and has taken NCCL's own choice; then that rank comes. The
  * others must hear that this one will not take part. */
-static void test_who_has_given_up_says_no(void)
+TEST(who_has_given_up_says_no)
 {
     struct r2_vote *v = start(true);
 
@@ -153,7 +221,7 @@ static void test_who_has_given_up_says_no(void)
     r2_vote_free(v);
 }
 
-static void test_a_communicator_that_ends_meanwhile(void)
+TEST(a_communicator_that_ends_meanwhile)
 {
     void (*const ends[])(struct r2_vote *) = {r2_vote_close, r2_vote_abort};
 
@@ -172,13 +240,63 @@ static void test_a_communicator_that_ends_meanwhile(void)
     }
 }
 
-static const struct check_test tests[] = {
-    {"a_plan_begins_it", test_a_plan_begins_it},
-    {"who_has_given_up_says_no", test_who_has_given_up_says_no},
-    {"a_communicator_that_ends_meanwhile", test_a_communicator_that_ends_meanwhile},
-    {0}};
-
-int main(int argc, char **argv)
+/* The service thread learns that a rank has said no, while the application's ends the communicator
+ * and opens its gates. */
+TEST(the_answer_comes_as_it_ends)
 {
-    return check_main(argc, argv, tests);
+    struct r2_vote *v = start(true);
+
+    seen.cuda = seen.stock_meanwhile = true;
+    r2_vote_ready(v, rank_node, NODES);
+    CHECK(seen.yes);
+    r2_vote_close(v);
+    CHECK_EQ(seen.copies_freed, 1);
+    CHECK_EQ(seen.freed, 1);
+    r2_vote_free(v);
+}
+
+/* All ranks have said yes, twice. */
+static struct r2_vote *agreed(void)
+{
+    struct r2_vote *v = start(true);
+    struct ballot yes = {.yes = 1};
+    const void *offers[NODES] = {&yes, &yes, &yes};
+    size_t len[NODES] = {sizeof(yes), sizeof(yes), sizeof(yes)};
+
+    seen.cuda = true;
+    r2_vote_ready(v, rank_node, NODES);
+    r2_vote_exchanged(v, FIRST_ROUND, offers, len);
+    seen.state = R2_DIRECT_READY;
+    on_changed(v);
+    CHECK_EQ(seen.offers, 2);
+    CHECK(seen.yes);
+    r2_vote_exchanged(v, SECOND_ROUND, offers, len);
+    CHECK_EQ(r2_vote_state(v), R2_VOTE_YES);
+    return v;
+}
+
+TEST(a_plan_that_comes_as_it_ends)
+{
+    struct r2_vote *v = agreed();
+
+    seen.plan_meanwhile = true;
+    r2_vote_close(v);
+    CHECK_EQ(seen.freed, 1);
+    r2_vote_free(v);
+}
+
+/* Streams of the application wait: their buffers hold no sums. */
+TEST(another_rank_has_failed)
+{
+    struct r2_vote *v = agreed();
+
+    r2_vote_failed(v);
+    seen.state = R2_DIRECT_FAILED;
+    on_changed(v);
+    CHECK_EQ(seen.opened, 0);
+    CHECK_EQ(r2_vote_state(v), R2_VOTE_NO); /* no more plans */
+    r2_vote_abort(v);
+    CHECK_EQ(seen.opened, 1);
+    r2_vote_close(v);
+    r2_vote_free(v);
 }

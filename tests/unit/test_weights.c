@@ -7,7 +7,7 @@
 #define KB 1024u
 #define MB (1024u * KB)
 
-static void test_product(void)
+TEST(product)
 {
     CHECK_EQ(r2_weight_of(1000, 1000, 1000), 1000);
     CHECK_EQ(r2_weight_of(500, 1000, 1000), 500);
@@ -58,7 +58,7 @@ static void run(struct world *w, const unsigned *speed, uint64_t bytes, uint32_t
     }
 }
 
-static void test_all_full(void)
+TEST(all_full)
 {
     struct world w = {.n = 4};
     const unsigned speed[] = {4, 1, 2, 1};
@@ -74,7 +74,7 @@ static void test_all_full(void)
 }
 
 /* Equal but low weights limit nobody: a slow one must not hold the other up. */
-static void test_equal_low(void)
+TEST(equal_low)
 {
     struct world w = {.n = 2};
     const unsigned speed[] = {9, 1};
@@ -86,7 +86,7 @@ static void test_equal_low(void)
     CHECK_EQ(w.sent[0], 9 * w.sent[1]);
 }
 
-static void test_share(void)
+TEST(share)
 {
     static const uint32_t weights[] = {1, 50, 100, 333, 500, 900};
 
@@ -108,7 +108,7 @@ static void test_share(void)
 }
 
 /* The limit is an upper one: a path that is slower than its share takes what it can. */
-static void test_slow_and_limited(void)
+TEST(slow_and_limited)
 {
     struct world w = {.n = 2};
     const unsigned speed[] = {20, 1};
@@ -120,7 +120,7 @@ static void test_slow_and_limited(void)
     CHECK_EQ(w.sent[0], 20 * w.sent[1]);
 }
 
-static void test_spare(void)
+TEST(spare)
 {
     struct world w = {.n = 2};
     const unsigned speed[] = {1, 1};
@@ -145,7 +145,7 @@ static void test_spare(void)
 }
 
 /* What was sent before the limit began, or long ago, is no debt and no credit. */
-static void test_memory(void)
+TEST(memory)
 {
     struct world w = {.n = 2};
     const unsigned both[] = {1, 1}, first[] = {1, 0};
@@ -175,7 +175,7 @@ static void test_memory(void)
 
 /* Random weights and speeds that change: always somebody may send, shares stay below their limit
  * by one chunk and a tenth, and weights of 0 take nothing beside others. */
-static void test_random(void)
+TEST(random)
 {
     for (unsigned long round = 0; round < check_rounds(300); round++) {
         struct world w = {.n = (int)check_below(PATHS) + 1};
@@ -205,21 +205,4 @@ static void test_random(void)
             }
         }
     }
-}
-
-static const struct check_test tests[] = {
-    {"product", test_product},
-    {"all_full", test_all_full},
-    {"equal_low", test_equal_low},
-    {"share", test_share},
-    {"slow_and_limited", test_slow_and_limited},
-    {"spare", test_spare},
-    {"memory", test_memory},
-    {"random", test_random},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

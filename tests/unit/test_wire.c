@@ -30,7 +30,7 @@ static int check_exact(uint8_t type, const void *from, size_t len)
     return rc;
 }
 
-static void test_lengths(void)
+TEST(lengths)
 {
     static uint8_t zero[128];
 
@@ -68,7 +68,7 @@ static void with_count(uint8_t type, size_t at, uint32_t count, size_t each, uin
         CHECK_EQ(check_exact(type, body, len - 1), -EPROTO);
 }
 
-static void test_counts(void)
+TEST(counts)
 {
     static const uint32_t counts[] = {0,     1,          2,          15,         16,
                                       17,    100,        2729,       2730,       65503,
@@ -108,7 +108,7 @@ static void roundtrip(int family, const char *ip, uint16_t port, const char *tex
     CHECK_STR(out, text);
 }
 
-static void test_addresses(void)
+TEST(addresses)
 {
     struct sockaddr_storage sa = {.ss_family = AF_UNIX};
     struct r2_wire_addr w = {.family = 5};
@@ -122,16 +122,4 @@ static void test_addresses(void)
     CHECK_EQ(r2_wire_to_sockaddr(&w, &sa, &len), -EAFNOSUPPORT);
     r2_wire_addr_text(&w, out, sizeof(out)); /* short buffer, strange family */
     CHECK_LT(strlen(out), sizeof(out));
-}
-
-static const struct check_test tests[] = {
-    {"lengths", test_lengths},
-    {"counts", test_counts},
-    {"addresses", test_addresses},
-    {0},
-};
-
-int main(int argc, char **argv)
-{
-    return check_main(argc, argv, tests);
 }

@@ -273,7 +273,8 @@ static int start_locked(void)
         return rc;
     }
     r2_eng.device_memory = r2_local.n && r2_engine_memory(0) != R2_MEMORY_HOST;
-    r2_nicstate_start(r2_housekeeping_links(), r2_now_ns());
+    r2_nicstate_start(r2_now_ns());
+    r2_niclink_start(r2_housekeeping_links());
     r2_nicfaults_start(r2_now_ns());
     r2_locate_start();
     r2_housekeeping_start();

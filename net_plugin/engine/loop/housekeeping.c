@@ -35,6 +35,7 @@ static void house_keeping(struct r2_timer *t, uint64_t now)
 {
     r2_nicfaults_tick(now);
     r2_niccmd_tick(now);
+    r2_niclink_tick(now);
     r2_nicstate_tick(now);
     r2_nicreach_tick(now);
     r2_nicquality_tick(now);

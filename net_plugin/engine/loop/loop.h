@@ -20,7 +20,7 @@ void r2_peer_tell_gone(const struct r2_peer *p, const char *cause);
 extern const struct r2_upper r2_loop_upper;
 
 /* ---- housekeeping.c */
-/* The task and the descriptor for the kernel's link events; before r2_nicstate_start. */
+/* The task and the descriptor for the kernel's link events; before r2_niclink_start. */
 struct r2_task *r2_housekeeping_links(void);
 void r2_housekeeping_start(void);
 

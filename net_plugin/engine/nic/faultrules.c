@@ -6,73 +6,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "settings/values.h"
 
 #define WORD 64
-#define PPM 1e6
-
-/* 100mbit, 1.5gbit/s, 10MB/s: bits in powers of 1000, bytes of 1024. */
-static int rate_of(const char *text, uint64_t *out)
-{
-    static const char prefixes[] = "kmgt";
-    const char *end = text, *prefix;
-    double rate, step;
-    int power;
-
-    if (r2_value_decimal(&end, &rate))
-        return -EINVAL;
-    prefix = *end ? strchr(prefixes, tolower((unsigned char)*end)) : NULL;
-    power = prefix ? (int)(prefix - prefixes) + 1 : 0;
-    end += power > 0;
-    if (strcasecmp(end, "bit") == 0 || strcasecmp(end, "bit/s") == 0) {
-        step = 1000;
-        rate /= 8;
-    } else if (strcmp(end, "B") == 0 || strcmp(end, "B/s") == 0) {
-        step = 1024;
-    } else {
-        return -EINVAL;
-    }
-    for (; power > 0; power--)
-        rate *= step;
-    if (!(rate >= 1 && rate < 9e18))
-        return -EINVAL;
-    *out = (uint64_t)rate;
-    return 0;
-}
-
-static int percent_of(const char *text, uint32_t *ppm)
-{
-    double percent;
-
-    if (r2_value_decimal(&text, &percent) || (*text && strcmp(text, "%") != 0) ||
-        !(percent * PPM / 100 >= 0.5 && percent <= 100))
-        return -EINVAL;
-    *ppm = percent * PPM / 100 < 1 ? 1 : (uint32_t)(percent * PPM / 100 + 0.5);
-    return 0;
-}
 
 static int kind_of(const char *text, struct r2_fault_rule *rule)
 {
-    struct r2_fault *f = &rule->fault;
-    int rc = 0;
-
     rule->recover = strcmp(text, "recover") == 0;
-    if (strcmp(text, "blackhole") == 0) {
-        f->kind = R2_SEG_FAULT_BLACKHOLE;
-    } else if (strcmp(text, "error") == 0) {
-        f->kind = R2_SEG_FAULT_ERROR;
-    } else if (strncmp(text, "slow=", 5) == 0) {
-        f->kind = R2_SEG_FAULT_SLOW;
-        rc = rate_of(text + 5, &f->rate);
-    } else if (strncmp(text, "loss=", 5) == 0) {
-        f->kind = R2_SEG_FAULT_LOSS;
-        rc = percent_of(text + 5, &f->loss_ppm);
-    } else if (!rule->recover) {
-        rc = -EINVAL;
-    }
-    return rc;
+    return rule->recover ? 0 : r2_fault_kind(text, &rule->fault);
 }
 
 static int direction_of(const char *text, struct r2_fault *f)
@@ -175,8 +117,8 @@ int r2_fault_rules_parse(const char *text, struct r2_fault_rule *out, char *err,
             snprintf(err, errlen,
                      "'%.*s': '%s' is not understood; a rule is NIC KIND [direction=tx|rx|both] "
                      "[after=BYTES] [ops=N] [for=TIME] [at=TIME] [node=N] [rank=N], KIND "
-                     "blackhole, error, slow=RATE, loss=PERCENT or recover",
-                     (int)(len < 100 ? len : 100), text, last);
+                     "%s or recover",
+                     (int)(len < 100 ? len : 100), text, last, r2_fault_kinds);
             return -EINVAL;
         }
         if (words && n == R2_FAULT_RULES) {

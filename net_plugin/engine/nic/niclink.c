@@ -33,6 +33,7 @@
 
 /* A NIC that is renumbered has for a moment no address of its family: the other one can wait. */
 #define FAMILY_NS (1 * R2_NS_PER_S)
+#define LOOK_NS (1 * R2_NS_PER_S)       /* an event may have been missed */
 #define LISTEN_NS (900 * R2_NS_PER_MS)  /* a deaf NIC tries once a second, not at each event */
 #define AGAIN_NS (20 * R2_NS_PER_MS)    /* from the tables' answer to the next question for them */
 #define FAILED_NS (100 * R2_NS_PER_MS)  /* ... if the kernel could not answer */
@@ -44,6 +45,7 @@ static uint64_t tried_at[R2_MAX_NICS];    /* when it was last tried to */
 static char place_news[R2_MAX_NICS][128]; /* until its link is up: what happened to its place */
 static uint64_t lost_at[R2_MAX_NICS];     /* when its address was seen to be gone */
 
+static uint64_t looked_at;               /* at all of them */
 static struct r2_task *links;            /* answers are there, or events were left */
 static bool link_due[R2_MAX_NICS];       /* its link is to be asked for, at the next tick */
 static bool tables_due;                  /* the tables are ... */
@@ -407,6 +409,28 @@ static void look_at_port(int nic, uint64_t now)
         link_event(nic, false, now);
 }
 
+void r2_nic_transport(int nic, int transport, bool up, const char *cause, uint64_t now)
+{
+    /* Its endpoints have ended with a reason of their own. Up is left to thread 0, as for links. */
+    if (r2_local.nics[nic].bare) {
+        r2_nic_port_note(nic, up);
+        if (!up)
+            r2_nicstate_place(nic, R2_PLACE_EV_LINK_DOWN, cause, now);
+    }
+    if (!up)
+        return;
+    R2_FOR_EACH_PEER(p)
+    {
+        r2_peer_lock(p);
+        R2_FOR_EACH_PATH (path, p) {
+            if (path->lnic == nic && path->transport == transport)
+                path->attempt.next_at = 0;
+        }
+        r2_peer_unlock(p);
+        r2_peer_wake(p);
+    }
+}
+
 void r2_niclink_look(int nic, uint64_t now)
 {
     if (has_interface(nic))
@@ -423,6 +447,10 @@ void r2_niclink_tick(uint64_t now)
     for (int i = 0; i < r2_local.n; i++)
         ask_link(i, now);
     ask_tables(now);
+    for (int i = 0; i < r2_local.n && now - looked_at >= LOOK_NS; i++)
+        r2_niclink_look(i, now);
+    if (now - looked_at >= LOOK_NS)
+        looked_at = now;
 }
 
 /* Before the watch is at work nothing of this is thread 0's. */

@@ -97,6 +97,11 @@ bool r2_nic_port_up(int nic)
     return !atomic_load(&port_down[nic]);
 }
 
+void r2_nic_port_note(int nic, bool up)
+{
+    atomic_store(&port_down[nic], !up);
+}
+
 bool r2_nic_serves(int nic)
 {
     struct r2_rdma_info info;
@@ -104,28 +109,6 @@ bool r2_nic_serves(int nic)
     if (!r2_nic_usable(nic))
         return false;
     return !r2_eng.device_memory || (r2_eng.ops->rdma(nic, &info) && info.active);
-}
-
-void r2_nic_transport(int nic, int transport, bool up, const char *cause, uint64_t now)
-{
-    /* Its endpoints have ended with a reason of their own. Up is left to thread 0, as for links. */
-    if (r2_local.nics[nic].bare) {
-        atomic_store(&port_down[nic], !up);
-        if (!up)
-            r2_nicstate_place(nic, R2_PLACE_EV_LINK_DOWN, cause, now);
-    }
-    if (!up)
-        return;
-    R2_FOR_EACH_PEER(p)
-    {
-        r2_peer_lock(p);
-        R2_FOR_EACH_PATH (path, p) {
-            if (path->lnic == nic && path->transport == transport)
-                path->attempt.next_at = 0;
-        }
-        r2_peer_unlock(p);
-        r2_peer_wake(p);
-    }
 }
 
 void r2_nic_publish_rdma(void)

@@ -5,8 +5,6 @@
 #include "engine/sched/sched.h"
 
 /* ---- nicrdma.c */
-/* One transport of the NIC is gone (and has ended its endpoints), or back: tried again now. */
-void r2_nic_transport(int nic, int transport, bool up, const char *cause, uint64_t now);
 void r2_nic_publish_rdma(void);
 /* NICs without an interface come behind the `n` that were found; returns how many there are now. */
 int r2_nic_add_ports(int n);
@@ -15,11 +13,15 @@ int r2_nic_add_ports(int n);
 bool r2_nic_stands_by(int nic);
 /* Of a NIC without an interface: the state of its port, which stands for its link. Any thread. */
 bool r2_nic_port_up(int nic);
+void r2_nic_port_note(int nic, bool up);
 /* It is usable, and by RDMA where memory of devices is among what it carries. Any thread. */
 bool r2_nic_serves(int nic);
 
 /* ---- nicstate.c */
-bool r2_nic_usable(int nic);
+static inline bool r2_nic_usable(int nic)
+{
+    return r2_nic_word(nic) == R2_NIC_USABLE;
+}
 /* What engine/locate found about a local NIC: it fails for all peers at once, and is asked at
  * `recover_at` whether it works again; or (0) it does. Takes peers' locks: the caller holds none.
  */
@@ -27,8 +29,7 @@ void r2_nicstate_located(int nic, uint64_t recover_at, const char *why, uint64_t
 /* Calls `each` with every endpoint of the NIC that is not closed, of all peers; outside all locks.
  */
 void r2_nic_eps(int nic, void (*each)(struct r2_ep *ep, void *arg), void *arg);
-/* `links`: see r2_niclink_start. */
-int r2_nicstate_start(struct r2_task *links, uint64_t now);
+void r2_nicstate_start(uint64_t now);
 /* What it does for one NIC before anybody connects. */
 void r2_nicstate_begin(int nic, uint64_t now);
 /* Time passes; I/O thread 0. */
@@ -53,14 +54,15 @@ bool r2_nicstate_place(int nic, enum r2_place_event event, const char *cause, ui
 /* ---- niclink.c: links, addresses and interfaces of this node's NICs. I/O thread 0, which waits
  * for none of this: the kernel's answers come when they come, and a NIC is what it was until then.
  */
-/* `links` is kicked when answers are there or events were left, and calls r2_niclink_answers;
- * r2_eng.watch_fd.ready calls r2_niclink_events. */
+/* After r2_nicstate_start. `links` is kicked when answers are there or events were left, and calls
+ * r2_niclink_answers; r2_eng.watch_fd.ready calls r2_niclink_events. */
 void r2_niclink_start(struct r2_task *links);
 void r2_niclink_answers(uint64_t now);
 void r2_niclink_events(uint64_t now);
-/* Once a second: an event may have been missed. */
+/* One transport of the NIC is gone (and has ended its endpoints), or back: tried again now. */
+void r2_nic_transport(int nic, int transport, bool up, const char *cause, uint64_t now);
 void r2_niclink_look(int nic, uint64_t now);
-/* Every 20 ms: what could not be asked before. */
+/* Every 20 ms: what could not be asked before; once a second a look at each NIC. */
 void r2_niclink_tick(uint64_t now);
 /* Asks about its link now, without waiting for an event, which the kernel may hold back for a
  * second. The answer makes the NIC's state follow; as a rule within a millisecond. */

@@ -12,15 +12,10 @@
 #include "util/ratelimit.h"
 
 #define GRACE_NS (300 * R2_NS_PER_MS) /* for other pairs of the NIC to be tried */
-#define LOOK_NS (1 * R2_NS_PER_S)
+#define SHOW_NS (1 * R2_NS_PER_S)
 #define UNUSED_NS (2 * R2_NS_PER_S) /* nobody tries a NIC that is back: no path needs it */
 
 static bool remarked[R2_MAX_NICS]; /* the row's cause is not the state's; under nic_lock */
-
-bool r2_nic_usable(int nic)
-{
-    return r2_nic_word(nic) == R2_NIC_USABLE;
-}
 
 static enum r2_health_state state_of(int nic)
 {
@@ -464,16 +459,14 @@ static void tick_nic(int nic, uint64_t now)
     atomic_store(&s->ramp, ramp_of(nic, now));
     tick_census(nic, now);
     tick_drain(nic, now);
-    if (now - s->shown_at < LOOK_NS)
+    if (now - s->shown_at < SHOW_NS)
         return;
     s->shown_at = now;
     show_penalty(nic, now);
-    r2_niclink_look(nic, now);
 }
 
 void r2_nicstate_tick(uint64_t now)
 {
-    r2_niclink_tick(now);
     for (int i = 0; i < r2_local.n; i++)
         tick_nic(i, now);
 }
@@ -548,7 +541,7 @@ void r2_nicstate_begin(int i, uint64_t now)
     pthread_mutex_unlock(&r2_eng.nic_lock);
 }
 
-int r2_nicstate_start(struct r2_task *links, uint64_t now)
+void r2_nicstate_start(uint64_t now)
 {
     for (int i = 0; i < r2_local.n; i++) {
         struct r2_wire_addr addr;
@@ -557,6 +550,4 @@ int r2_nicstate_start(struct r2_task *links, uint64_t now)
         if (!r2_local.nics[i].bare && r2_eng.ops->address(i, &addr))
             r2_nicstate_deaf(i, true);
     }
-    r2_niclink_start(links);
-    return 0;
 }

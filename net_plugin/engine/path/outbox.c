@@ -98,16 +98,6 @@ void r2_out_again(struct r2_peer *p)
     }
 }
 
-void r2_out_reset(struct r2_path *path)
-{
-    path->outbox.len = path->outbox.off = 0;
-    path->outbox.total = path->outbox.said = 0;
-    path->outbox.due = 0;
-    while (!r2_list_empty(&path->outbox.flushq))
-        r2_list_del(
-            r2_list_first(&path->outbox.flushq)); /* r2_peer_resync acknowledges them anew */
-}
-
 size_t r2_up_next_ctrl(void *owner, struct r2_ep *ep, uint8_t *buf, size_t cap)
 {
     struct r2_path *path = owner;

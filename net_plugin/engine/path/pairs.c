@@ -15,6 +15,15 @@
 #include "engine/path/pairs.h"
 #include "topology/nettables.h"
 
+struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transport)
+{
+    R2_FOR_EACH_PATH (path, p) {
+        if (path->lnic == lnic && path->rnic == rnic && path->transport == transport)
+            return path;
+    }
+    return NULL;
+}
+
 /* NICs that are met elsewhere are told apart by their order alone. */
 static int bare_rail(int nic)
 {

@@ -4,17 +4,10 @@
 
 #include "engine/peer/peer.h"
 
-/* ---- path.c: states of paths; all under the lock */
+/* ---- path.c: paths are made and tried, and what time does to them; all under the lock */
 void r2_peer_account(struct r2_peer *p, int delta); /* requests in flight */
-/* Something is about to wait for the peer. If it is the first, the time that the peer has been out
- * of reach begins anew: nobody has waited. Under the lock. */
-void r2_peer_waits(struct r2_peer *p, uint64_t now);
 struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transport);
 void r2_path_free(struct r2_path *path);
-struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transport);
-/* Paths that are up in place of one of that transport, so that it may be left alone: of sockets
- * all, of queue pairs those that suffice. */
-int r2_peer_left(const struct r2_peer *p, int transport);
 /* Before the path gets an endpoint. False: no memory. */
 bool r2_path_end_memory(struct r2_path *path);
 /* What a host answers from that NIC of the peer's comes from there: the two NICs have met, and the
@@ -24,10 +17,6 @@ static inline bool r2_pair_speaks(const struct r2_peer *p, int lnic, int rnic)
     return (p->reached[lnic] >> rnic & 1) && p->rnics[rnic].word != R2_NIC_DOWN &&
            p->rnics[rnic].word != R2_NIC_FAILED;
 }
-/* A path to the peer has proved itself and is up. */
-bool r2_peer_served(const struct r2_peer *p);
-/* A generation is dead: hands its endpoint to the peer's task. Idempotent. */
-void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause);
 void r2_path_up(struct r2_path *path);
 /* The most that it may carry now. */
 enum r2_path_may r2_path_may(const struct r2_path *path);
@@ -39,22 +28,27 @@ static inline bool r2_path_high_rtt(const struct r2_path *path)
 /* It is up, and carries whatever memory may be taken. */
 bool r2_path_suffices(const struct r2_path *path);
 int r2_path_connect(struct r2_path *path, uint64_t now); /* S: one attempt */
+/* Time passes: ramps end, drained paths are let go, tests run out. */
+void r2_path_tick(struct r2_path *path, uint64_t now);
+/* A NIC of this side or the other was drained, or given back. */
+void r2_path_follow(struct r2_path *path);
 /* Another path to its peer is up, or tried. */
 bool r2_path_has_others(const struct r2_path *path);
 void r2_path_refused(struct r2_path *path, bool yes); /* S: how it has ended */
 /* The path that control frames of a connection take: the preferred one while it lives, else any
  * that answers; NULL when none is up. */
 struct r2_path *r2_path_for_ctrl(struct r2_peer *p, int home, int remote_home);
-const char *r2_path_text(const struct r2_path *path, char *out, size_t cap);
-void r2_path_journal(const struct r2_path *path, enum r2_seg_event event, uint64_t bytes,
-                     uint64_t duration_ns, const char *cause);
 
-/* ---- pathhealth.c: health of paths, test chunks; all under the lock */
-/* Takes the event, and shows and journals what follows from it. True: something did. */
-bool r2_path_event(struct r2_path *path, enum r2_health_event event, const char *cause);
-void r2_path_show(struct r2_path *path, const char *cause);
-/* A better pair of NICs serves, or not any more. Under the peer's lock. */
-void r2_path_set_role(struct r2_path *path, enum r2_path_role role);
+/* ---- pathend.c: the end of a generation; all under the lock */
+/* A generation is dead: hands its endpoint to the peer's task. Idempotent. */
+void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause);
+/* Something is about to wait for the peer. If it is the first, the time that the peer has been out
+ * of reach begins anew: nobody has waited. Under the lock. */
+void r2_peer_waits(struct r2_peer *p, uint64_t now);
+/* A path to the peer has proved itself and is up. */
+bool r2_peer_served(const struct r2_peer *p);
+
+/* ---- pathtest.c: test chunks; all under the lock */
 /* The path has come up: it proves itself first, or is in use at once (S); waits for the other
  * side's test (R). */
 void r2_path_test(struct r2_path *path);
@@ -65,19 +59,30 @@ int r2_path_on_test_ack(struct r2_path *path, const uint8_t *body);
 /* Test chunks at the receiver; as the upcalls of those names. */
 int r2_path_test_claim(struct r2_path *path, struct r2_bulk *bulk);
 void r2_path_test_done(struct r2_path *path, const struct r2_bulk *bulk, bool whole);
-/* The journal's word that the path is up, once there is all to say it with. */
-void r2_path_tell_up(struct r2_path *path);
-/* Time passes: ramps end, drained paths are let go, tests run out. */
-void r2_path_tick(struct r2_path *path, uint64_t now);
-/* A NIC of this side or the other was drained, or given back. */
-void r2_path_follow(struct r2_path *path);
-/* Operator's word: past failures are forgotten. */
-void r2_path_forgive(struct r2_path *path);
-/* A test did not end in time: the next attempt may ask for smaller packets. */
-void r2_path_test_lost(struct r2_path *path);
+/* It may carry job data from now on. */
+void r2_path_proven(struct r2_path *path, const char *cause);
+/* Time passes: more of the test is sent, or it has taken too long. */
+void r2_path_test_tick(struct r2_path *path, uint64_t now);
 /* S, with its heartbeats: whether a path that small packets have proved loses large ones alone, of
  * which the user is told, or packets of any size; then the next attempt is made with large ones. */
 void r2_path_judge_packets(struct r2_path *path, const struct r2_ep_health *health);
+
+/* ---- pathhealth.c: health of paths; all under the lock */
+const char *r2_path_text(const struct r2_path *path, char *out, size_t cap);
+void r2_path_journal(const struct r2_path *path, enum r2_seg_event event, uint64_t bytes,
+                     uint64_t duration_ns, const char *cause);
+/* Takes the event, and shows and journals what follows from it. True: something did. */
+bool r2_path_event(struct r2_path *path, enum r2_health_event event, const char *cause);
+void r2_path_show(struct r2_path *path, const char *cause);
+/* Paths that are up in place of one of that transport, so that it may be left alone: of sockets
+ * all, of queue pairs those that suffice. */
+int r2_peer_left(const struct r2_peer *p, int transport);
+/* A better pair of NICs serves, or not any more. Under the peer's lock. */
+void r2_path_set_role(struct r2_path *path, enum r2_path_role role);
+/* The journal's word that the path is up, once there is all to say it with. */
+void r2_path_tell_up(struct r2_path *path);
+/* Operator's word: past failures are forgotten. */
+void r2_path_forgive(struct r2_path *path);
 /* Heartbeats in a row without an answer: it is in doubt. */
 #define R2_SUSPECT_BEATS 2
 /* What its paths say about each NIC. */
@@ -86,9 +91,12 @@ void r2_peer_census(struct r2_peer *p);
  * peers. */
 bool r2_nic_asked_in_vain(int nic);
 void r2_damp_rules_get(struct r2_damp_rules *out);
-/* pathhealth.c: both NICs are of this node, so its kernel hands the bytes over and no wire is
+/* Both NICs are of this node, so its kernel hands the bytes over and no wire is
  * asked. Under the peer's lock. */
 bool r2_path_wireless(const struct r2_path *path);
+
+/* ---- pairs.c; under the lock */
+struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transport);
 
 /* ---- refusals.c: hosts that refuse; under the lock */
 /* An attempt between these NICs was refused, or another process answered. It counts with no path
@@ -142,7 +150,6 @@ int r2_out_frame(struct r2_path *path, uint8_t type, const void *a, size_t a_len
  * `before`: outbox.due before it was appended. */
 void r2_out_hold(struct r2_path *path, uint64_t before, uint64_t until);
 void r2_peer_say_held(struct r2_peer *p, uint64_t now);
-void r2_out_reset(struct r2_path *path);
 /* Frames that no transport has taken yet are asked for again, on all paths; those that are held go
  * along. */
 void r2_out_again(struct r2_peer *p);

@@ -33,7 +33,7 @@ _Static_assert(R2_CTRL_TX <= R2_CTRL_RX && 2 * R2_BULK_TX + 1 + R2_COUNTS_AGAIN 
 #define LOOK_NS R2_NS_PER_S /* of a longer time since the last look no more counts */
 
 /* Bytes/s of a queue pair, at the least: of the only path to the peer what test chunks must show
- * within 2 s (engine/path/pathhealth.c), of others what is worth waiting for. */
+ * within 2 s (engine/path/pathtest.c), of others what is worth waiting for. */
 #define ALONE_RATE (R2_TEST_EACH * R2_TEST_LEN / 2)
 #define RATE (8 * ALONE_RATE)
 
