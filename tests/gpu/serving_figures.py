@@ -171,7 +171,7 @@ def carried(bed: Bed) -> list[int]:
 def healthy(run: Run, one: Server) -> int:
     """All loads, after one that is not counted. Returns the NIC that carried most."""
     opts = run.opts
-    one.ask(opts.loads[-1], opts.warm)
+    one.ask(opts.loads[-1], opts.warm, 20.0)
     before = carried(run.setup.bed)
     for load in opts.loads:
         if run.room(f"{one.name}, healthy, {load:g}/s", opts.seconds + 5):
@@ -234,7 +234,7 @@ def restart(run: Run, variant: transports.Variant, nic: int, lost_at: float,
     opts, bed = run.opts, run.setup.bed
     left = ",".join(f"{bed.nic_prefix}{n}" for n in range(bed.nics) if n != nic)
     with server(run, variant, {"NCCL_SOCKET_IFNAME": f"={left}"}) as one:
-        asked, _ = one.ask(5.0, 0.9, 20.0)
+        asked, _ = one.ask(10.0, 1.0, 20.0)
         first = min((a.tokens[0] for a in asked if a.tokens), default=None)
         if first is None:
             raise FiguresError(f"no token after the restart: {[a.error for a in asked]}")
@@ -243,7 +243,8 @@ def restart(run: Run, variant: transports.Variant, nic: int, lost_at: float,
             "loss_to_first_token_s": round(first - lost_at, 1)}
         say(f"{variant.name}: {first - killed:.1f} s from the kill to the first token, "
             f"{first - lost_at:.1f} s from the loss")
-        if run.room(f"{variant.name}, restarted", opts.seconds + 5):
+        if run.room(f"{variant.name}, restarted", opts.warm + opts.seconds + 5):
+            one.ask(opts.loads[-1], opts.warm, 20.0)
             one.phase("restarted, NIC lost", opts.loads[1], opts.seconds)
 
 
@@ -293,7 +294,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     p.add_argument("--loads", type=numbers, default=[5.0, 15.0, 30.0], help="requests a second")
     p.add_argument("--even", action="store_true", help="even arrivals, not a Poisson process")
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--seconds", type=float, default=12.0, help="of each load")
+    p.add_argument("--seconds", type=float, default=10.0, help="of each load")
     p.add_argument("--warm", type=float, default=4.0, help="seconds of load that are not counted")
     p.add_argument("--hang", type=float, default=15.0, help="seconds without the NIC before a kill")
     p.add_argument("--start", type=float, default=120.0, help="seconds for a server to be up")
