@@ -48,7 +48,7 @@ struct r2_control_info {
     int verify;
     const char *plugin_version; /* NULL: of this build */
     const char *shm_group;      /* group that may read, by name or number; NULL or "": none */
-    enum r2_seg_plan plan;      /* R2CCL_PLAN */
+    enum r2_seg_plan plan;      /* R2CCL_PLAN and R2CCL_ALLREDUCE */
     int hidden;                 /* not 0: private memory, as R2CCL_SHM=0 asks */
 };
 

@@ -92,11 +92,18 @@ struct r2_seg_process {
     char command[128];
     char warning[128];  /* what the process lacks or could not do, for people */
     uint32_t plan_stop; /* not 0: the operator wants no plans (verb PLAN) */
-    uint32_t plan;      /* enum r2_seg_plan: what R2CCL_PLAN is here */
+    uint32_t plan;      /* enum r2_seg_plan */
     uint8_t reserved[24];
 };
 
-enum r2_seg_plan { R2_SEG_PLAN_UNKNOWN = 0, R2_SEG_PLAN_OFF, R2_SEG_PLAN_SHADOW, R2_SEG_PLAN_AUTO };
+/* What R2CCL_PLAN is here, or DIRECT: R2CCL_ALLREDUCE=direct, whatever that is. */
+enum r2_seg_plan {
+    R2_SEG_PLAN_UNKNOWN = 0,
+    R2_SEG_PLAN_OFF,
+    R2_SEG_PLAN_SHADOW,
+    R2_SEG_PLAN_AUTO,
+    R2_SEG_PLAN_DIRECT
+};
 
 /* What the buckets of r2_seg_times hold, in us; the last bucket holds what takes longer. */
 enum r2_seg_within {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from collections.abc import Sequence
@@ -35,7 +34,7 @@ from r2ccl_ctl.control import (
     select_targets,
     send_commands,
 )
-from r2ccl_ctl.errors import R2Error, R2UsageError
+from r2ccl_ctl.errors import R2UsageError
 from r2ccl_ctl.units import (
     parse_rate,
     parse_size,
@@ -210,20 +209,11 @@ def show_plans(wanted: Selection, as_json: bool) -> None:
         click.echo(line, err=True)
 
 
-def _has_plan(process: Process) -> bool:
-    """R2CCL_ALLREDUCE=direct has plans whatever R2CCL_PLAN says."""
-    with contextlib.suppress(R2Error):
-        return any(comm.plan for comm in process.snapshot().comms)
-    return False
-
-
 def _why_none(found: Sequence[Process]) -> list[str]:
     """What no communicator's row can say."""
     reasons = {
         "plan off was said to": [p for p in found if p.plan_stop],
-        "no plans, R2CCL_MODE or R2CCL_PLAN says off": [
-            p for p in found if p.plan == "off" and not _has_plan(p)
-        ],
+        "no plans, R2CCL_MODE or R2CCL_PLAN says off": [p for p in found if p.plan == "off"],
         "no communicator is followed (started without the shim, or none made yet)": [
             p for p in found if p.plan != "off" and not p.comms
         ],
@@ -276,7 +266,8 @@ def plan_off(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Return to NCCL's own choice, at the next operation that the ranks agree on.
+    """Return to NCCL's own choice, at the next operation that the ranks agree on. This holds for
+    R2CCL_ALLREDUCE=direct, too.
 
     One process of a communicator is enough: the command holds for all its ranks, until plan on. The
     job survives the loss of NICs as before. Ends with 1 when no process of a job has a communicator
@@ -299,8 +290,8 @@ def plan_on(
 ) -> None:
     """Allow plans again after plan off.
 
-    It needs processes that were started with R2CCL_PLAN=auto. Ends with 1 when no process of a job
-    has a use for it.
+    It needs processes that were started with R2CCL_PLAN=auto or R2CCL_ALLREDUCE=direct. Ends with 1
+    when no process of a job has a use for it.
 
     \b
     Example:

@@ -129,17 +129,16 @@ def test_a_library_without_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def test_why_a_process_shows_no_plan() -> None:
-    def one(title: str, *plans: str, **facts: Any) -> Any:
+    def one(title: str, **facts: Any) -> Any:
         plain = {"title": title, "plan_stop": False, "comms": 1}
-        rows = SimpleNamespace(comms=[SimpleNamespace(plan=plan) for plan in plans])
-        return SimpleNamespace(**{**plain, **facts}, snapshot=lambda: rows)
+        return SimpleNamespace(**{**plain, **facts})
 
     found = [
         one("a", plan="auto", plan_stop=True),
         one("b", plan="off"),
         one("c", plan="shadow", comms=0),
         one("d", plan="auto"),
-        one("e", "direct", plan="off"),
+        one("e", plan="direct"),
     ]
     lines = plan_cmds._why_none(found)
     assert [line[-1] for line in lines] == ["a", "b", "c"]

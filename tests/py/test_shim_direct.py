@@ -65,6 +65,24 @@ def test_a_nic_fails_and_comes_back(build: Build) -> None:
         assert running.running
 
 
+def say(name: str, word: str) -> None:
+    argv = [sys.executable, "-m", "r2ccl_ctl", "plan", word, "--job", name]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, cwd=ROOT, check=False)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0 and "nothing changes" not in said, said
+
+
+def test_plan_off_and_on(build: Build) -> None:
+    name = "direct-off"
+    with preloaded(build, name, ("--duration", "60", "--check-every"), DIRECT) as running:
+        until(lambda: everywhere(name), "AllReduce is direct on all ranks", 60)
+        say(name, "off")
+        until(lambda: not any(comm.plan for comm in comms(name)), "NCCL carries it out", 20)
+        say(name, "on")
+        until(lambda: everywhere(name), "AllReduce is direct again", 20)
+        assert running.running
+
+
 def test_weights_follow_what_nodes_have_left(build: Build) -> None:
     """The node that has lost a NIC of two owns nothing; it sends its contribution and hears all
     sums. When the NIC is back all own a quarter again."""

@@ -233,7 +233,9 @@ static void open_control(uint64_t comm)
         .net_api = net_api,
         .shm_group = r2_eng.set->shm_group,
         .hidden = !r2_eng.set->shm,
-        .plan = (enum r2_seg_plan)(R2_SEG_PLAN_OFF + (int)r2_eng.set->plan),
+        .plan = r2_eng.set->allreduce == R2_ALLREDUCE_DIRECT
+                    ? R2_SEG_PLAN_DIRECT
+                    : (enum r2_seg_plan)(R2_SEG_PLAN_OFF + (int)r2_eng.set->plan),
     };
     int rc;
 
