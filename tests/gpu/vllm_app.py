@@ -73,8 +73,10 @@ def write_model(folder: Path, opts: argparse.Namespace) -> None:
 
 def graphs(opts: argparse.Namespace) -> dict[str, Any]:
     """vLLM's compilation_config: CUDA graphs of the continuation, nothing compiled."""
-    return {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY",
-            "cudagraph_capture_sizes": [opts.batch]}
+    sizes = [opts.batch]
+    if opts.until:  # the batch follows the load
+        sizes = [1 << k for k in range(opts.batch.bit_length())]
+    return {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
 
 
 def make_engine(folder: Path, opts: argparse.Namespace) -> Any:
@@ -126,6 +128,8 @@ def parse_args(text: str | None = __doc__, batch: int = 16,
     p.add_argument("--batch", type=int, default=batch)
     p.add_argument("--tokens", type=int, default=tokens, help="of a prompt")
     p.add_argument("--answer", type=int, default=16, help="tokens that are generated")
+    p.add_argument("--until", default="", metavar="FILE",
+                   help="vllm_serve.py: serve others until this file is there")
     opts = p.parse_args()
     opts.tp = opts.tp or int(os.environ["WORLD_SIZE"]) // opts.pp
     if opts.so:

@@ -7,6 +7,7 @@ first headless), which starts its engine and workers as processes of their own; 
 /v1/completions over HTTP, one prompt after the other. The model is vllm_app.py's, and so are the
 digests that stand for losses: tokens and log-probabilities of every answer. With a batch of one
 nothing depends on when a request comes. The servers are told to end at the end, or killed.
+With --until FILE rank 0 asks nothing and lets others ask until that file is there.
 Prints the same JSON lines as ddp_train.py. On a GPU only.
 """
 
@@ -121,6 +122,13 @@ def answer_digest(opts: argparse.Namespace, step: int) -> str:
     return digest_of(zip(choice["token_ids"], choice["logprobs"]["token_logprobs"], strict=True))
 
 
+def serve_until(file: Path, process: subprocess.Popen[bytes]) -> None:
+    while not file.exists():
+        if process.poll() is not None:
+            raise ServeError(f"vllm serve ended with {process.returncode}")
+        time.sleep(0.1)
+
+
 def ask(opts: argparse.Namespace) -> str:
     everything = hashlib.sha256()
     for step in range(opts.steps):
@@ -170,8 +178,11 @@ def first(opts: argparse.Namespace, process: subprocess.Popen[bytes], world: int
         except TimeoutError:
             raise ServeError(f"not all of {world} ranks came within {START_S:.0f} s") from None
         wait_until_up(process)
-        emit(event="start", world=world, tp=opts.tp, pp=opts.pp, graph=opts.graph,
+        emit(event="start", world=world, tp=opts.tp, pp=opts.pp, graph=opts.graph, port=port(1),
              vllm=json.loads(call("/version"))["version"])
+        if opts.until:
+            serve_until(Path(opts.until), process)
+            return
         began = time.monotonic()
         losses = ask(opts)
         emit(event="end", rank=0, steps=opts.steps, losses=losses, weights="none",
