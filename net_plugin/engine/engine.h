@@ -56,7 +56,8 @@ const struct r2_nic *r2_engine_nic(int dev);
 /* Fills `handle` (R2_HANDLE_BYTES), which the application carries to the connecting side. */
 int r2_engine_listen(struct r2_ctx *ctx, int dev, void *handle, struct r2_listen **out);
 /* `*out` stays NULL while the connection is being made: call again with the same handle. Chunks go
- * over NIC `dev` before they go over others. */
+ * over NIC `dev` before they go over others. ~dev, which NCCL never says: each goes over the NIC
+ * that is done with it soonest. */
 int r2_engine_connect(struct r2_ctx *ctx, int dev, void *handle, struct r2_conn **out);
 int r2_engine_accept(struct r2_listen *listen, struct r2_conn **out);
 

@@ -398,6 +398,8 @@ enum r2_revocation {
 
 #define R2_SEQ_NONE UINT64_MAX /* r2_conn.final_seq: the other side has not closed */
 
+#define R2_ANY_NIC 255 /* r2_conn.first: none comes first */
+
 struct r2_conn {
     struct r2_peer *peer; /* holds a reference; its `out`: we send */
     struct r2_ctx *ctx;
@@ -408,6 +410,7 @@ struct r2_conn {
     uint64_t id, listen_id;
     atomic_ulong help_at; /* when NCCL's thread next looks at the sockets itself */
     uint8_t home, remote_home;
+    uint8_t first; /* the NIC that chunks go over first: home, or R2_ANY_NIC */
     enum r2_conn_state state;
     int error;
     enum r2_conn_word word;

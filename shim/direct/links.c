@@ -161,7 +161,7 @@ static int dial(struct r2_links *l, int peer, int stream)
     if (k->ready)
         return 1;
     if (!k->comm)
-        rc = as_errno(l->net->connect(l->ctx, (int)(nic % l->own.nics),
+        rc = as_errno(l->net->connect(l->ctx, ~(int)(nic % l->own.nics),
                                       l->cards[peer].handle[nic % l->cards[peer].nics], &k->comm,
                                       &device));
     if (rc == 0 && k->comm && !k->requests[0])

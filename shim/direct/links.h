@@ -1,6 +1,9 @@
 /* The connections of one rank to all others, over the plugin's net API as NCCL uses it: two streams
  * each way with every peer, one for contributions and one for sums.
  *
+ * Messages go over the NIC that is done with them soonest (~dev of the plugin's connect): a fixed
+ * one of each would load NICs unevenly, above all when one is lost.
+ *
  * A rank listens once per NIC. What connects says in its first message which rank and stream it is:
  * so a rank's handles are the same for all its peers. One that says something else, or ends, is
  * dropped; so is the one that has been silent longest when there are too many.

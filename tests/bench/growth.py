@@ -44,6 +44,7 @@ class Start:
     joined: float  # rank 0 has its communicator
     done: float
     cpu: float
+    threads: float  # of cpu, in the plugin's own threads
 
     def parts(self) -> dict[str, float]:
         return {
@@ -220,6 +221,13 @@ def run_start(options: Options, section: Section) -> None:
                     baseline_name="stand-in's sockets",
                 )
             )
+        section.rows.append(
+            Row(
+                f"{size} processes: of it in the plugin's threads",
+                found["plugin"][size].threads,
+                "s",
+            )
+        )
     section.details["starts"] = {
         name: {size: vars(start) for size, start in table.items()} for name, table in found.items()
     }
@@ -243,12 +251,20 @@ def _start(size: int, sockets: bool) -> Start:
             joined = time.monotonic() - began
             _wait_for_lines(job, "", START_LIMIT_S)
             done = time.monotonic() - began
-            cpu = sum(_cpu_s(rank.pid) for rank in job.ranks)
+            used = [_cpu_s(rank.pid) for rank in job.ranks]
         finally:
             job.kill(grace=0.1)
-    return Start(launched, joined, done, cpu)
+    whole, own = map(sum, zip(*used, strict=True))
+    return Start(launched, joined, done, whole, own)
 
 
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _HERTZ
+def _cpu_s(pid: int) -> tuple[float, float]:
+    """Processor time of a process, and of it that of the plugin's threads."""
+    whole = own = 0.0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        name, _, rest = (task / "stat").read_text(encoding="utf-8").rpartition(")")
+        fields = rest.split()
+        seconds = (int(fields[11]) + int(fields[12])) / _HERTZ
+        whole += seconds
+        own += seconds if "(r2ccl-" in name else 0
+    return whole, own

@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,26 @@ def wrap(model: Any, opts: argparse.Namespace, device: Any) -> Any:
         return nn.parallel.DistributedDataParallel(
             model, device_ids=[device.index] if device.type == "cuda" else None, bucket_cap_mb=4096
         )
-    import torch.distributed.fsdp as fsdp
+    from torch.distributed import fsdp
 
-    # Weights are gathered once a step and gradients scattered once, as DDP's are reduced once.
-    return fsdp.FullyShardedDataParallel(
-        model,
-        device_id=device if device.type == "cuda" else None,
-        use_orig_params=True,
-        sharding_strategy=fsdp.ShardingStrategy.SHARD_GRAD_OP,
-    )
+    mesh = torch.distributed.init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    return fsdp.fully_shard(model, mesh=mesh, reshard_after_forward=False)
+
+
+@contextlib.contextmanager
+def silent(model: Any) -> Iterator[None]:
+    """Gradients stay here. Sharded weights stay gathered: they, too, travel once a step."""
+    if hasattr(model, "no_sync"):
+        with model.no_sync():
+            yield
+    elif hasattr(model, "set_requires_gradient_sync"):
+        model.set_requires_gradient_sync(False)
+        model.set_reshard_after_backward(False)
+        yield
+        model.set_requires_gradient_sync(True)
+        model.set_reshard_after_backward(True)
+    else:
+        yield
 
 
 class Trainer:
@@ -81,8 +93,7 @@ class Trainer:
         total = torch.zeros((), device=self.device)
         for i in range(micro):
             tokens, wanted = self.batch((number * 1000 + i) * world + rank)
-            last = i == micro - 1 or not hasattr(self.model, "no_sync")
-            with contextlib.nullcontext() if last else self.model.no_sync():
+            with contextlib.nullcontext() if i == micro - 1 else silent(self.model):
                 found = self.model(tokens).flatten(0, 1)
                 loss = nn.functional.cross_entropy(found, wanted.flatten()) / micro
                 loss.backward()

@@ -162,14 +162,15 @@ class Setup:
         env = transports.transport_env(transports.parse_variant("r2ccl"), bed.nic_prefix, bed.oob)
         if opts.standin:
             argv = [str(transports.ROOT / "build" / "r2ccl_perf"), "--op", op, *args]
-            place: Path | None = transports.ROOT / "build" / "hostnccl"
+            places: list[Path | None] = [transports.ROOT / "build" / "hostnccl"]
             env |= {"HOSTNCCL_HARSH": "off", "NCCL_PROTO": "Simple"}
         else:
             tests = Path(transports.required("NCCL_TESTS"))
-            argv, place = [str(tests / f"{op}_perf"), *args], transports.find_nccl()
+            argv = [str(tests / f"{op}_perf"), *args]
+            places = [transports.find_nccl(), tests]  # libmpi.so is beside the programs
             if not Path(argv[0]).is_file():
                 raise ValueError(f"{argv[0]} does not exist: set NCCL_TESTS to where nccl-tests is")
-        env["LD_LIBRARY_PATH"] = transports.library_path(place)
+        env["LD_LIBRARY_PATH"] = transports.library_path(*places)
         env.setdefault("NCCL_DEBUG", "WARN")
         return Job(bed, self.shape, argv, env, on_line)
 

@@ -20,23 +20,23 @@ def _rows(macro: str) -> list[tuple[str, ...]]:
 
 def states() -> list[str]:
     lines = ["| state | carries job data | meaning |", "|---|---|---|"]
-    for _, word, carries, meaning in _rows("R2_HEALTH_STATE"):
+    for _, word, carries, meaning in _rows("R2_STATE"):
         lines.append(f"| {word} | {'yes' if carries == '1' else 'no'} | {meaning} |")
     return lines
 
 
 def events() -> list[str]:
     lines = ["| event | meaning |", "|---|---|"]
-    for _, word, *meaning in _rows("R2_HEALTH_EVENT"):
+    for _, word, *meaning in _rows("R2_EVENT"):
         text = ", ".join(part.strip('"') for part in meaning)
         lines.append(f"| {word} | {text} |")
     return lines
 
 
 def transitions() -> list[str]:
-    names = {name: word for name, word, *_ in _rows("R2_HEALTH_STATE")}
-    words = {name: word for name, word, *_ in _rows("R2_HEALTH_EVENT")}
-    next_of = {(state, event): after for state, event, after in _rows("R2_HEALTH")}
+    names = {name: word for name, word, *_ in _rows("R2_STATE")}
+    words = {name: word for name, word, *_ in _rows("R2_EVENT")}
+    next_of = {(state, event): after for state, event, after in _rows("R2_NEXT")}
     lines = ["| | " + " | ".join(words.values()) + " |", "|---" * (len(words) + 1) + "|"]
     for state, word in names.items():
         cells = [names.get(next_of.get((state, event), ""), "") for event in words]

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,6 +96,21 @@ def test_a_nic_goes_while_nccl_tests_warms_up() -> None:
             when == heading,
             when == row,
         ]
+
+
+def test_nccl_tests_find_their_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "all_reduce_perf").touch()
+    plugin = tmp_path / "plugin.so"
+    plugin.touch()
+    for name, value in (("NCCL_TESTS", tmp_path), ("R2CCL_PLUGIN", plugin), ("NCCL_LIB", "/nccl")):
+        monkeypatch.setenv(name, str(value))
+    bed = SimpleNamespace(nic_prefix="nic", oob="mgmt0")
+    setup = run_retention.Setup(run_retention.parse_args([]), None, 8 << 20, 0.0)
+    job = setup.job(bed, "all_reduce", None)
+    assert job.env["LD_LIBRARY_PATH"].split(":")[:2] == ["/nccl", str(tmp_path)]
+    assert job.argv[:3] == [str(tmp_path / "all_reduce_perf"), "-b", str(2 << 20)]
+    with pytest.raises(ValueError, match="broadcast_perf does not exist"):
+        setup.job(bed, "broadcast", None)
 
 
 def test_rows_before_the_loss_do_not_count() -> None:

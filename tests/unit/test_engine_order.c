@@ -62,6 +62,35 @@ TEST(a_busy_one_does_not)
     remote_end(&r);
 }
 
+/* NIC 0 has a chunk under way and room for more. A connection's own NIC takes it all the same; one
+ * that has none asks whoever is done sooner. */
+TEST(without_a_nic_of_its_own)
+{
+    for (int own = 0; own < 2; own++) {
+        struct r2_req *req = NULL;
+        int before[NICS];
+
+        begin();
+        for (int i = 0; i < NICS; i++)
+            remote_rate(ep[i], 64 * R2_NS_PER_US);
+        r2_peer_lock(r.conn->peer);
+        r.conn->first = own ? 0 : R2_ANY_NIC;
+        for (int i = 0; i < NICS; i++) {
+            struct r2_path *path = ep[i]->params.owner;
+
+            path->rate.startup = path->rate.probing_rtt = false;
+            path->rate.inflight = i == 0 ? CHUNK : 0;
+            before[i] = atomic_load(&ep[i]->kicks);
+        }
+        r2_peer_unlock(r.conn->peer);
+        CHECK_EQ(r2_engine_isend(r.conn, data, CHUNK, 0, NULL, &req), 0);
+        CHECK_EQ(remote_cts(ep[1], &r, 0, CHUNK), 0);
+        CHECK_EQ(atomic_load(&ep[0]->kicks) > before[0], own);
+        CHECK_EQ(atomic_load(&ep[2]->kicks) > before[2], !own);
+        remote_end(&r);
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_CHUNK", "64K", "R2CCL_RAMP", "0", NULL};

@@ -15,7 +15,7 @@ static const struct {
     enum r2_health_event event;
     enum r2_health_state next;
 } rows[] = {
-#define R2_HEALTH(state, event, next) {R2_HEALTH_##state, R2_HEALTH_EV_##event, R2_HEALTH_##next},
+#define R2_NEXT(state, event, next) {R2_HEALTH_##state, R2_HEALTH_EV_##event, R2_HEALTH_##next},
 #include "engine/core/health.def"
 };
 #define ROWS (int)(sizeof(rows) / sizeof(rows[0]))

@@ -1,17 +1,13 @@
 #include "engine/core/health.h"
 
+#include "engine/core/machine.h"
+
 #define BACKOFF_FIRST_NS UINT64_C(10000000)
 #define RAMP_START 50u
 #define FULL 1000u
 
-struct row {
-    enum r2_health_state state;
-    enum r2_health_event event;
-    enum r2_health_state next;
-};
-
-static const struct row table[] = {
-#define R2_HEALTH(state, event, next) {R2_HEALTH_##state, R2_HEALTH_EV_##event, R2_HEALTH_##next},
+static const struct r2_machine_row table[] = {
+#define R2_NEXT(state, event, next) R2_MACHINE_ROW(R2_HEALTH, state, event, next)
 #include "engine/core/health.def"
 };
 
@@ -19,26 +15,17 @@ static const struct {
     const char *word;
     bool carries;
 } states[R2_HEALTH_STATES] = {
-#define R2_HEALTH_STATE(name, word, carries, meaning) {word, carries},
+#define R2_STATE(name, word, carries, meaning) {word, carries},
 #include "engine/core/health.def"
 };
 
-static const struct row *find(enum r2_health_state state, enum r2_health_event event)
-{
-    for (unsigned i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
-        if (table[i].state == state && table[i].event == event)
-            return &table[i];
-    }
-    return 0;
-}
-
 bool r2_health_step(struct r2_health *h, enum r2_health_event event, uint64_t now_ns)
 {
-    const struct row *row = find(h->state, event);
+    const struct r2_machine_row *row = r2_machine_find(R2_MACHINE_ROWS(table), h->state, event);
 
     if (!row)
         return false;
-    h->state = row->next;
+    h->state = (enum r2_health_state)row->next;
     h->since_ns = now_ns;
     return true;
 }

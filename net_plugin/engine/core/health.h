@@ -10,13 +10,13 @@
 #include <stdint.h>
 
 enum r2_health_state {
-#define R2_HEALTH_STATE(name, word, carries, meaning) R2_HEALTH_##name,
+#define R2_STATE(name, ...) R2_HEALTH_##name,
 #include "engine/core/health.def"
     R2_HEALTH_STATES
 };
 
 enum r2_health_event {
-#define R2_HEALTH_EVENT(name, word, meaning) R2_HEALTH_EV_##name,
+#define R2_EVENT(name, ...) R2_HEALTH_EV_##name,
 #include "engine/core/health.def"
     R2_HEALTH_EVENTS
 };

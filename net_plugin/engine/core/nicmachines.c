@@ -5,7 +5,7 @@
 enum r2_place r2_place_next(enum r2_place state, enum r2_place_event event)
 {
     static const struct r2_machine_row rows[] = {
-#define R2_PLACE_NEXT(state, event, next) {R2_PLACE_##state, R2_PLACE_EV_##event, R2_PLACE_##next},
+#define R2_NEXT(state, event, next) R2_MACHINE_ROW(R2_PLACE, state, event, next)
 #include "engine/core/nicplace.def"
     };
 
@@ -15,8 +15,7 @@ enum r2_place r2_place_next(enum r2_place state, enum r2_place_event event)
 enum r2_nicreach r2_nicreach_next(enum r2_nicreach state, enum r2_nicreach_event event)
 {
     static const struct r2_machine_row rows[] = {
-#define R2_NICREACH_NEXT(state, event, next)                                                       \
-    {R2_NICREACH_##state, R2_NICREACH_EV_##event, R2_NICREACH_##next},
+#define R2_NEXT(state, event, next) R2_MACHINE_ROW(R2_NICREACH, state, event, next)
 #include "engine/core/nicreach.def"
     };
 
@@ -26,7 +25,7 @@ enum r2_nicreach r2_nicreach_next(enum r2_nicreach state, enum r2_nicreach_event
 bool r2_nicreach_met(enum r2_nicreach state)
 {
     static const bool met[R2_NICREACHES] = {
-#define R2_NICREACH_STATE(name, met, meaning) met,
+#define R2_STATE(name, met, meaning) met,
 #include "engine/core/nicreach.def"
     };
 

@@ -9,13 +9,13 @@
 #include <stdbool.h>
 
 enum r2_place {
-#define R2_PLACE_STATE(name, meaning) R2_PLACE_##name,
+#define R2_STATE(name, ...) R2_PLACE_##name,
 #include "engine/core/nicplace.def"
     R2_PLACES
 };
 
 enum r2_place_event {
-#define R2_PLACE_EVENT(name, meaning) R2_PLACE_EV_##name,
+#define R2_EVENT(name, ...) R2_PLACE_EV_##name,
 #include "engine/core/nicplace.def"
     R2_PLACE_EVENTS
 };
@@ -24,13 +24,13 @@ enum r2_place_event {
 enum r2_place r2_place_next(enum r2_place state, enum r2_place_event event);
 
 enum r2_nicreach {
-#define R2_NICREACH_STATE(name, met, meaning) R2_NICREACH_##name,
+#define R2_STATE(name, ...) R2_NICREACH_##name,
 #include "engine/core/nicreach.def"
     R2_NICREACHES
 };
 
 enum r2_nicreach_event {
-#define R2_NICREACH_EVENT(name, meaning) R2_NICREACH_EV_##name,
+#define R2_EVENT(name, ...) R2_NICREACH_EV_##name,
 #include "engine/core/nicreach.def"
     R2_NICREACH_EVENTS
 };

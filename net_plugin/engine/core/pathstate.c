@@ -5,7 +5,7 @@
 enum r2_path_state r2_path_next(enum r2_path_state state, enum r2_path_event event)
 {
     static const struct r2_machine_row rows[] = {
-#define R2_PATH_NEXT(state, event, next) {R2_PATH_##state, R2_PATH_EV_##event, R2_PATH_##next},
+#define R2_NEXT(state, event, next) R2_MACHINE_ROW(R2_PATH, state, event, next)
 #include "engine/core/pathstate.def"
     };
 
@@ -15,7 +15,7 @@ enum r2_path_state r2_path_next(enum r2_path_state state, enum r2_path_event eve
 enum r2_path_past r2_past_next(enum r2_path_past past, enum r2_past_event event)
 {
     static const struct r2_machine_row rows[] = {
-#define R2_PAST_NEXT(state, event, next) {R2_PAST_##state, R2_PAST_EV_##event, R2_PAST_##next},
+#define R2_NEXT(state, event, next) R2_MACHINE_ROW(R2_PAST, state, event, next)
 #include "engine/core/pathpast.def"
     };
 
@@ -25,7 +25,7 @@ enum r2_path_past r2_past_next(enum r2_path_past past, enum r2_past_event event)
 bool r2_past_carried(enum r2_path_past past)
 {
     static const bool carried[R2_PAST_STATES] = {
-#define R2_PAST_STATE(name, carried, meaning) carried,
+#define R2_STATE(name, carried, meaning) carried,
 #include "engine/core/pathpast.def"
     };
 
@@ -35,7 +35,7 @@ bool r2_past_carried(enum r2_path_past past)
 enum r2_beat_state r2_beat_next(enum r2_beat_state state, enum r2_beat_event event)
 {
     static const struct r2_machine_row rows[] = {
-#define R2_BEAT_NEXT(state, event, next) {R2_BEAT_##state, R2_BEAT_EV_##event, R2_BEAT_##next},
+#define R2_NEXT(state, event, next) R2_MACHINE_ROW(R2_BEAT, state, event, next)
 #include "engine/core/beat.def"
     };
 

@@ -11,13 +11,13 @@
 #include "engine/core/health.h"
 
 enum r2_path_state {
-#define R2_PATH_STATE(name, meaning) R2_PATH_##name,
+#define R2_STATE(name, ...) R2_PATH_##name,
 #include "engine/core/pathstate.def"
     R2_PATH_STATES
 };
 
 enum r2_path_event {
-#define R2_PATH_EVENT(name, meaning) R2_PATH_EV_##name,
+#define R2_EVENT(name, ...) R2_PATH_EV_##name,
 #include "engine/core/pathstate.def"
     R2_PATH_EVENTS
 };
@@ -26,13 +26,13 @@ enum r2_path_event {
 enum r2_path_state r2_path_next(enum r2_path_state state, enum r2_path_event event);
 
 enum r2_path_past {
-#define R2_PAST_STATE(name, carried, meaning) R2_PAST_##name,
+#define R2_STATE(name, ...) R2_PAST_##name,
 #include "engine/core/pathpast.def"
     R2_PAST_STATES
 };
 
 enum r2_past_event {
-#define R2_PAST_EVENT(name, meaning) R2_PAST_EV_##name,
+#define R2_EVENT(name, ...) R2_PAST_EV_##name,
 #include "engine/core/pathpast.def"
     R2_PAST_EVENTS
 };
@@ -42,13 +42,13 @@ enum r2_path_past r2_past_next(enum r2_path_past past, enum r2_past_event event)
 bool r2_past_carried(enum r2_path_past past);
 
 enum r2_beat_state {
-#define R2_BEAT_STATE(name, meaning) R2_BEAT_##name,
+#define R2_STATE(name, ...) R2_BEAT_##name,
 #include "engine/core/beat.def"
     R2_BEAT_STATES
 };
 
 enum r2_beat_event {
-#define R2_BEAT_EVENT(name, meaning) R2_BEAT_EV_##name,
+#define R2_EVENT(name, ...) R2_BEAT_EV_##name,
 #include "engine/core/beat.def"
     R2_BEAT_EVENTS
 };

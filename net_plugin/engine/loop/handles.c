@@ -248,7 +248,8 @@ static int begin(struct r2_ctx *ctx, int dev, struct handle *h)
     if (!c)
         goto out;
     c->listen_id = h->listen;
-    c->home = (uint8_t)dev;
+    c->home = (uint8_t)(dev < 0 ? ~dev : dev);
+    c->first = dev < 0 ? R2_ANY_NIC : c->home;
     c->ctx = ctx;
     r2_peer_waits(p, r2_peer_now(p));
     p->opening++;
@@ -296,7 +297,7 @@ int r2_engine_connect(struct r2_ctx *ctx, int dev, void *handle, struct r2_conn 
     *out = NULL;
     if (rc)
         return rc;
-    if (dev < 0 || dev >= r2_local.n)
+    if ((dev < 0 ? ~dev : dev) >= r2_local.n)
         return -EINVAL;
     if (!is_ours(h))
         return -EINVAL;

@@ -9,7 +9,7 @@ bool r2_conn_home_alive(const struct r2_conn *c)
 {
     const struct r2_peer *p = c->peer;
 
-    return R2_ANY_PATH(path, p, path->lnic == c->home && r2_path_may(path) >= R2_MAY_BEST);
+    return R2_ANY_PATH(path, p, path->lnic == c->first && r2_path_may(path) >= R2_MAY_BEST);
 }
 
 int r2_conn_stays(const struct r2_conn *c)

@@ -128,7 +128,7 @@ void r2_peer_kick(struct r2_peer *p)
     R2_FOR_EACH_READY (c, p) {
         const struct r2_req *r = r2_send_first_waiting(c);
         uint64_t left = r ? c->waiting : 0;
-        int stays = r2_conn_stays(c), first = stays < 0 ? c->home : stays, asked = 0;
+        int stays = r2_conn_stays(c), first = stays < 0 ? c->first : stays, asked = 0;
 
         for (int i = 0; i < p->n_paths && c->ways == R2_WAYS_ANY; i++)
             kick_path(p->paths[i], left, &space[i]);
@@ -279,7 +279,7 @@ static bool at_home(const struct r2_conn *c, int nic)
     int stays = r2_conn_stays(c);
 
     if (!r2_conn_narrow())
-        return c->home == nic || !r2_conn_home_alive(c);
+        return c->first == nic || !r2_conn_home_alive(c);
     return stays < 0 || stays == nic;
 }
 
