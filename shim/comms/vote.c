@@ -28,7 +28,8 @@
 #define WHY 96
 
 enum { FIRST_ROUND = 1, SECOND_ROUND };
-enum outcome { OPEN, DIRECT, STOCK, ABORTED };
+/* REFUSED: this rank has said no, so it will be STOCK. */
+enum outcome { OPEN, REFUSED, DIRECT, STOCK, ABORTED };
 
 /* What a rank offers; in the first round its card follows. */
 struct ballot {
@@ -130,7 +131,7 @@ static void on_landed(void *user, uint64_t number)
 /* Lock held. The first one counts. */
 static bool decide(struct r2_vote *v, enum outcome outcome)
 {
-    bool first = v->outcome == OPEN;
+    bool first = v->outcome == OPEN || v->outcome == REFUSED;
 
     if (first || outcome == ABORTED)
         v->outcome = outcome;
@@ -197,6 +198,8 @@ static void offer(struct r2_vote *v, uint32_t round, const char *no)
         memcpy(&text.card, card, bytes);
     if (!v->closed)
         r2_agree_offer(v->agree, round, &text, offsetof(__typeof__(text), card) + bytes);
+    if (no) /* nobody waits for the others' answers, which a dead one never gives */
+        decide(v, REFUSED);
 }
 
 _Static_assert(sizeof(struct ballot) + sizeof(struct r2_links_card) <= R2_AGREE_OFFER,
@@ -596,6 +599,11 @@ static enum outcome outcome(struct r2_vote *v)
     return is;
 }
 
+static bool is_stock(enum outcome outcome)
+{
+    return outcome == STOCK || outcome == REFUSED;
+}
+
 /* Hands it over: with CUDA it goes on by itself. */
 static int give(struct r2_vote *v, const struct r2_direct_call *call)
 {
@@ -746,7 +754,7 @@ bool r2_vote_takes(struct r2_vote *v, const uint64_t *word, bool grouped)
     why = uncovered(v, word, grouped);
     if (why)
         say_left_out(v, why);
-    return !why && (!v->always || outcome(v) != STOCK);
+    return !why && (!v->always || !is_stock(outcome(v)));
 }
 
 int r2_vote_run(struct r2_vote *v, const uint64_t *word)

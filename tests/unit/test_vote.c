@@ -300,3 +300,29 @@ TEST(another_rank_has_failed)
     r2_vote_close(v);
     r2_vote_free(v);
 }
+
+/* A peer that is dead says nothing, so the second round never ends. */
+TEST(who_says_no_does_not_wait)
+{
+    struct r2_vote *v = start(true);
+    struct ballot yes = {.yes = 1};
+    const void *offers[NODES] = {&yes, &yes, &yes};
+    size_t len[NODES] = {sizeof(yes), sizeof(yes), sizeof(yes)};
+
+    r2_vote_ready(v, rank_node, NODES);
+    r2_vote_exchanged(v, FIRST_ROUND, offers, len);
+    CHECK_EQ(r2_vote_state(v), R2_VOTE_OPEN);
+    seen.state = R2_DIRECT_FAILED;
+    on_changed(v);
+    CHECK_EQ(seen.offers, 2);
+    CHECK(!seen.yes);
+    CHECK_EQ(r2_vote_state(v), R2_VOTE_NO);
+    CHECK(is_stock(outcome(v)));
+    CHECK_EQ(seen.nones, 0);
+    yes.yes = 0; /* the others answer after all: it is said once */
+    r2_vote_exchanged(v, SECOND_ROUND, offers, len);
+    CHECK_EQ(seen.nones, 1);
+    CHECK_EQ(seen.freed, 1);
+    r2_vote_close(v);
+    r2_vote_free(v);
+}
