@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 
 #include "comm.h"
+#include "profiler.h"
 
 #include <stdio.h>
 #include <stdlib.h>
