@@ -378,9 +378,11 @@ bool r2_exec_ended(const struct r2_exec *x)
 
 void r2_exec_begin(struct r2_exec *x, const struct r2_schedule *schedule, size_t credit)
 {
+    size_t piece = schedule->piece * schedule->elem;
+
     x->schedule = schedule;
     x->me = schedule->me;
-    x->depth = (uint32_t)(credit / (schedule->piece * schedule->elem));
+    x->depth = (uint32_t)((credit + piece / 2) / piece);
     x->depth += x->depth == 0;
     x->base = x->end;
     x->base_round = x->end_round;

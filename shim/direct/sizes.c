@@ -8,6 +8,8 @@
 #define ROUNDS_AHEAD 9
 #define POSTED 2 /* pieces on a lane */
 
+#define OF_A_NIC ((size_t)1 << 20) /* posted for each that is left of some */
+
 #define MEMORY_LEAST ((size_t)8 << 20)
 #define MEMORY_MOST ((size_t)16 << 20)
 
@@ -42,9 +44,24 @@ static uint32_t most_of(int p, const uint32_t *weights)
     return most;
 }
 
-size_t r2_sizes_credit(int p, int rank, const uint32_t *weights)
+/* Who owns nothing gets no contributions, and from those no sums come. */
+static size_t used_lanes(int p, int rank, const uint32_t *weights)
 {
-    return per_lane(p) * received(p, weights[rank]) / received(p, most_of(p, weights));
+    size_t n = weights[rank] ? (size_t)(p - 1) : 0;
+
+    for (int r = 0; r < p; r++)
+        n += r != rank && weights[r];
+    return n;
+}
+
+size_t r2_sizes_credit(int p, int rank, const uint32_t *weights, unsigned nics)
+{
+    uint64_t mine = received(p, weights[rank]), most = received(p, most_of(p, weights));
+    size_t n = used_lanes(p, rank, weights);
+
+    if (n == 0 || mine >= most - most / 32)
+        return per_lane(p);
+    return nics * OF_A_NIC * mine / most / n;
 }
 
 size_t r2_sizes_slot(size_t memory, int p)

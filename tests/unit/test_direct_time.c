@@ -6,6 +6,7 @@
 #include "plan/shard.h"
 
 #define MIB ((uint64_t)1 << 20)
+#define NICS 2
 #define RATE 1e9          /* of a healthy node */
 #define QUEUE (4.0 * MIB) /* what may wait at a port */
 #define NEAR 1.02         /* of the bound */
@@ -33,7 +34,7 @@ static struct r2_schedule_data open_ports(const struct r2_shard_input *in)
     for (int r = 0; r < in->p; r++) {
         sim.out[r] = nodes[r].out;
         sim.in[r] = nodes[r].in;
-        sim.ranks[r].credit = r2_sizes_credit(in->p, r, weights);
+        sim.ranks[r].credit = r2_sizes_credit(in->p, r, weights, NICS);
     }
     return data;
 }
@@ -71,17 +72,18 @@ TEST(close_to_the_bound)
     }
 }
 
-/* A rank that owns nothing receives the sums alone: over what is left of its NICs. */
-TEST(who_has_lost_nics_posts_less)
+TEST(who_has_lost_nics_posts_1_mib_for_each_left)
 {
-    static const uint32_t half[] = {0, 21845, 21845, 21846};
     static const uint32_t equal[] = {16384, 16384, 16384, 16384};
-    size_t whole = r2_sizes_credit(4, 0, equal);
+    static const uint32_t one_half[] = {0, 21845, 21845, 21846},
+                          two_halves[] = {0, 0, 32768, 32768};
+    static const uint32_t one_of_four[] = {6554, 19661, 19661, 19660};
 
-    CHECK_EQ(whole, R2_SIZES_CREDIT / 6);
-    CHECK_EQ(r2_sizes_credit(4, 3, half), whole);
-    CHECK_LT(r2_sizes_credit(4, 0, half), whole * 61 / 100);
-    CHECK_GT(r2_sizes_credit(4, 0, half), whole * 59 / 100);
+    CHECK_EQ(r2_sizes_credit(4, 0, equal, 2), R2_SIZES_CREDIT / 6);
+    CHECK_EQ(r2_sizes_credit(4, 3, one_half, 2), R2_SIZES_CREDIT / 6);
+    CHECK_EQ(r2_sizes_credit(4, 0, one_half, 2) * 100 / MIB, 39);    /* of 1.2 MiB, three owners */
+    CHECK_EQ(r2_sizes_credit(4, 1, two_halves, 2), MIB / 2);         /* two owners */
+    CHECK_EQ(r2_sizes_credit(4, 0, one_of_four, 4) * 100 / MIB, 50); /* sums and contributions */
 }
 
 /* Nodes of four different rates. */
@@ -107,8 +109,10 @@ TEST(r2ccl_is_near_its_model)
             struct r2_schedule_data data = open_ports(&in);
             double model = r2_shard_r2ccl_ns(&in, 0, tail, chunks) / 1e9, took;
 
-            for (int r = 0; r < p; r++)
+            for (int r = 0; r < p; r++) {
+                sim.ranks[r].credit = R2_SIZES_CREDIT / (2 * (size_t)(p - 1)); /* no weights */
                 CHECK_EQ(r2_schedule_r2ccl(&sim.ranks[r].schedule, &data, r, 0, tail, chunks), 0);
+            }
             took = sim_run();
             sim_close();
             CHECK_MSG(took > model * .99 && took < model * 1.08, "%d nodes, %u chunks: %.3f", p,
