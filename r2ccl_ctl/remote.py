@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from r2ccl_ctl.env import prepend
 from r2ccl_ctl.errors import R2UsageError
 
 T = TypeVar("T")
@@ -57,12 +58,16 @@ def starter(via: str, host: str) -> list[str]:
     return [*words, host]
 
 
+def python_path(env: Mapping[str, str]) -> str:
+    """Where a helper finds this package, and what the user's own PYTHONPATH has."""
+    return prepend([str(Path(__file__).resolve().parents[1])], env.get("PYTHONPATH", ""))
+
+
 def argv_for(via: str, host: str, env: Mapping[str, str], module: str = AGENT) -> list[str]:
     """The command that starts a helper on a host."""
     words = starter(via, host)
-    package = str(Path(__file__).resolve().parents[1])
     passed = {n: v for n, v in env.items() if n.startswith(("NCCL_", "R2CCL_", "R2CC_"))}
-    passed["PYTHONPATH"] = package
+    passed["PYTHONPATH"] = python_path(env)
     if env.get("LD_LIBRARY_PATH"):
         passed["LD_LIBRARY_PATH"] = env["LD_LIBRARY_PATH"]
     agent = ["env", *(f"{n}={v}" for n, v in passed.items())]

@@ -15,7 +15,7 @@ from typing import Any
 from r2ccl_ctl.errors import R2Error
 from r2ccl_ctl.interrupts import undisturbed
 from r2ccl_ctl.lab import Lab, LabError, LabSpec, known_labs, nsexec, parse_rates, remove
-from r2ccl_ctl.remote import Helper, NoAnswer, at_once
+from r2ccl_ctl.remote import Helper, NoAnswer, at_once, python_path
 
 AGENT = "r2ccl_ctl.validate.agent"
 LOOK_S, ANSWER_S = 90.0, 20.0
@@ -123,8 +123,7 @@ def of_lab(nodes: int, nics: int, rate: str) -> Iterator[Bed]:
         ) from err
     bed = Bed("lab", [], lab)
     try:
-        root = str(Path(__file__).resolve().parents[2])
-        env = {**os.environ, "PYTHONPATH": root}
+        env = {**os.environ, "PYTHONPATH": python_path(os.environ)}
         for node in lab.nodes:
             names = ",".join(lab.nics(node))
             argv = nsexec.argv_for(lab.plan(node), [sys.executable, "-m", AGENT])

@@ -140,6 +140,12 @@ def test_starters() -> None:
     assert remote.argv_for("mpirun", "n1", env)[:5] == ["mpirun", "-n", "1", "--host", "n1"]
 
 
+def test_a_helper_finds_what_the_users_own_path_has() -> None:
+    words = remote.argv_for("srun", "n1", {"PYTHONPATH": "/opt/a:/opt/b"})
+    (path,) = [word for word in words if word.startswith("PYTHONPATH=")]
+    assert path.endswith(":/opt/a:/opt/b") and Path(path[11:].split(":")[0], "r2ccl_ctl").is_dir()
+
+
 def test_partners_are_by_subnet() -> None:
     there = [replace(ETH0, addr="10.0.1.9"), replace(ETH1, addr="10.0.0.9")]
     assert hosts.partner(ETH0, 0, there) == 1
