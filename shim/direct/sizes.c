@@ -13,7 +13,7 @@
 #define MEMORY_LEAST ((size_t)8 << 20)
 #define MEMORY_MOST ((size_t)16 << 20)
 
-#define PIECES 128 /* of the largest shard */
+#define PIECES 32 /* of the largest shard */
 #define PIECE_LEAST ((size_t)32 << 10)
 
 size_t r2_sizes_memory(int p)
