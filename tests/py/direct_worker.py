@@ -37,8 +37,16 @@ def remote_error(nccl: Nccl, comm: ctypes.c_void_p) -> bool:
     return error.value == REMOTE
 
 
-def dies(nccl: Nccl, comm: ctypes.c_void_p) -> None:
+def all_have(folder: Path, word: str) -> None:
+    """Each rank has come so far."""
+    (folder / f"{word}.{RANK}").touch()
+    while len(list(folder.glob(f"{word}.*"))) < RANKS:
+        time.sleep(0.01)
+
+
+def dies(nccl: Nccl, comm: ctypes.c_void_p, folder: Path) -> None:
     """The call returns when the stream would go on: not before the communicator is aborted."""
+    all_have(folder, "first")  # the last rank's sums have left
     if RANK == RANKS - 1:
         os._exit(0)
     caller = threading.Thread(target=reduce, args=(nccl, comm))
@@ -60,7 +68,7 @@ def main() -> None:
     comm = nccl.init(folder / "id")
     assert reduce(nccl, comm) == 0
     if sys.argv[2:] == ["dies"]:
-        dies(nccl, comm)
+        dies(nccl, comm, folder)
         return
     if RANK == 1:
         watchdog = threading.Thread(target=abort_soon, args=(nccl, comm))
@@ -71,11 +79,9 @@ def main() -> None:
     # Rank 1 may hear of rank 2's error before it is through.
     assert code in ((0,), (INTERNAL, REMOTE), (REMOTE,))[min(RANK, 2)], code
     assert RANK == 0 or 0.5 < took < 10, took
-    (folder / f"done.{RANK}").touch()
     if RANK == 1:
         watchdog.join()
-    while len(list(folder.glob("done.*"))) < 3:
-        time.sleep(0.01)
+    all_have(folder, "done")
     if RANK != 1:
         nccl.check("ncclCommAbort", comm)
 
