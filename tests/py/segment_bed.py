@@ -135,6 +135,6 @@ def follow(*words: str) -> subprocess.Popen[bytes]:
 
 def read_line(popen: subprocess.Popen[bytes]) -> str:
     assert popen.stdout is not None
-    ready, _, _ = select.select([popen.stdout], [], [], 15)
-    assert ready, "nothing came within 15 s"
+    ready, _, _ = select.select([popen.stdout], [], [], 40)  # Python starts, too
+    assert ready, "nothing came within 40 s"
     return popen.stdout.readline().decode()

@@ -106,12 +106,12 @@ def test_requests_go_out_while_the_server_stands_still(stub: Stub) -> None:
     """A client that waited for answers would hide the stall: fewer requests, none of them slow."""
     stub.open.clear()
     opts = options(stub, rate=40.0, seconds=0.99, even=True)
-    threading.Timer(1.2, stub.open.set).start()
+    threading.Timer(4.0, stub.open.set).start()
     asked = loop.drive(opts)
     assert stub.asked == len(asked) == 39
-    assert max(one.sent - one.due for one in asked) < 0.5  # none waited for an answer
+    assert max(one.sent - one.due for one in asked) < 2.5  # none waited for an answer
     waits = [one.first_s for one in asked]
-    assert waits[0] > 1.1 and 0.5 < waits[19] < waits[0]  # each waits from its own time on
+    assert waits[0] > 3.8 and 3.3 < waits[19] < waits[0]  # each waits from its own time on
     assert loop.summary(asked, 0.0)["gap_max"] >= waits[0] * 1e3 - 1
 
 

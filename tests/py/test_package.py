@@ -29,7 +29,7 @@ NATIVE = (
     "r2ccl_ctl/_native/raw.h",
 )
 # What applications may see of the plugin: NCCL's plugin tables, and a few functions of ours.
-EXPORTED = re.compile(r"nccl(Net|CollNet|Tuner)(Plugin)?_v\d+|r2ccl_\w+")
+EXPORTED = re.compile(r"nccl(Net|CollNet|Tuner|Profiler)(Plugin)?_v\d+|r2ccl_\w+")
 
 
 def source_copy(folder: Path) -> Path:
