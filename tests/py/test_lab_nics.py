@@ -30,7 +30,7 @@ def test_one_nic_of_the_list_is_missing(build: Build, lab: Lab) -> None:
     env = {"R2CCL_NICS": "nic0,nic1,nic2", "R2CCL_LOG": "warn", "NCCL_DEBUG": "NONE"}
     with running_perf(build, lab=lab.name, per_node=1, env=env) as job:
         job.moving()
-        until("it is said", lambda: bool(job.sides[1].snapshot().process.warning), 10.0, job)
+        until("it is said", lambda: bool(job.sides[1].snapshot().process.warning), 30.0, job)
         here, there = (side.snapshot() for side in job.sides)
         assert [nic.name for nic in here.nics] == ["nic0", "nic1", "nic2"]
         assert [nic.name for nic in there.nics] == ["nic0", "nic2"]
