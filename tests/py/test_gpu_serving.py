@@ -30,7 +30,7 @@ figures: Any = importlib.import_module("serving_figures")
 FIRST_S, EACH_S = 0.1, 0.03
 
 
-class Stub(http.server.ThreadingHTTPServer):
+class StandIn(http.server.ThreadingHTTPServer):
     """Streams answers at a known pace; `open` shut: it stands still."""
 
     request_queue_size = 128
@@ -43,7 +43,7 @@ class Stub(http.server.ThreadingHTTPServer):
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: Stub
+    server: StandIn
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -67,8 +67,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def stub() -> Iterator[Stub]:
-    with Stub() as server:
+def standin() -> Iterator[StandIn]:
+    with StandIn() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         yield server
@@ -77,15 +77,15 @@ def stub() -> Iterator[Stub]:
         thread.join()
 
 
-def options(stub: Stub, **more: Any) -> argparse.Namespace:
-    opts: argparse.Namespace = loop.parse_args(["--port", str(stub.server_address[1])])
+def options(standin: StandIn, **more: Any) -> argparse.Namespace:
+    opts: argparse.Namespace = loop.parse_args(["--port", str(standin.server_address[1])])
     vars(opts).update({"rate": 20.0, "seconds": 0.5, "answer": 4, "tokens": 8, **more})
     return opts
 
 
-def test_times_of_an_answer(stub: Stub) -> None:
-    asked = loop.drive(options(stub, seconds=0.48, even=True))
-    assert len(asked) == 9 == stub.asked
+def test_times_of_an_answer(standin: StandIn) -> None:
+    asked = loop.drive(options(standin, seconds=0.48, even=True))
+    assert len(asked) == 9 == standin.asked
     got = loop.summary(asked, 0.0)
     assert got["unanswered"] == 0 and [len(one.tokens) for one in asked] == [4] * 9
     assert all(FIRST_S <= one.first_s and EACH_S <= one.each_s for one in asked)
@@ -94,39 +94,39 @@ def test_times_of_an_answer(stub: Stub) -> None:
     assert min(one.each_s for one in asked) < EACH_S + 0.1
 
 
-def test_a_short_answer_is_none(stub: Stub) -> None:
-    stub.short = True
-    asked = loop.drive(options(stub, rate=10.0))
+def test_a_short_answer_is_none(standin: StandIn) -> None:
+    standin.short = True
+    asked = loop.drive(options(standin, rate=10.0))
     assert asked and all(one.error == "3 tokens of 4" for one in asked)
     got = loop.summary(asked, time.monotonic())
     assert got["unanswered"] == got["requests"] and got["tpot_p50"] is None
 
 
-def test_requests_go_out_while_the_server_stands_still(stub: Stub) -> None:
+def test_requests_go_out_while_the_server_stands_still(standin: StandIn) -> None:
     """A client that waited for answers would hide the stall: fewer requests, none of them slow."""
-    stub.open.clear()
-    opts = options(stub, rate=40.0, seconds=0.99, even=True)
-    threading.Timer(4.0, stub.open.set).start()
+    standin.open.clear()
+    opts = options(standin, rate=40.0, seconds=0.99, even=True)
+    threading.Timer(4.0, standin.open.set).start()
     asked = loop.drive(opts)
-    assert stub.asked == len(asked) == 39
+    assert standin.asked == len(asked) == 39
     assert max(one.sent - one.due for one in asked) < 2.5  # none waited for an answer
     waits = [one.first_s for one in asked]
     assert waits[0] > 3.8 and 3.3 < waits[19] < waits[0]  # each waits from its own time on
     assert loop.summary(asked, 0.0)["gap_max"] >= waits[0] * 1e3 - 1
 
 
-def test_a_server_that_never_answers_is_waited_for_in_bounds(stub: Stub) -> None:
-    stub.open.clear()
+def test_a_server_that_never_answers_is_waited_for_in_bounds(standin: StandIn) -> None:
+    standin.open.clear()
     begun = time.monotonic()
-    asked = loop.drive(options(stub, seconds=0.3, drain=0.5))
+    asked = loop.drive(options(standin, seconds=0.3, drain=0.5))
     assert time.monotonic() - begun < 3 and asked
     got = loop.summary(asked, time.monotonic())
     assert got["unanswered"] == len(asked) and got["ttft_p50"] is None
     assert got["gap_max"] >= 500
 
 
-def test_no_server_is_an_error_of_each_request(stub: Stub) -> None:
-    asked = loop.drive(options(stub, port=scripts.free_port(), seconds=0.2, drain=1.0))
+def test_no_server_is_an_error_of_each_request(standin: StandIn) -> None:
+    asked = loop.drive(options(standin, port=scripts.free_port(), seconds=0.2, drain=1.0))
     assert asked and all("refused" in one.error for one in asked)
 
 

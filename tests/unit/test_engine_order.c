@@ -35,13 +35,12 @@ TEST(nearer_ones_first)
     CHECK_EQ(asked(3 * EACH + 1), 1u << 0 | 1u << 2 | 1u << 3 | 2); /* across */
 }
 
-/* Whoever is done sooner comes first, however far it is. */
-TEST(a_busy_one_does_not)
+/* One chunk, while so much is under way on the paths, whose rates are known; `before`: how often
+ * their lanes had been asked. */
+static void send_beside(const uint64_t inflight[], int before[])
 {
     struct r2_req *req = NULL;
-    int before[NICS];
 
-    begin();
     for (int i = 0; i < NICS; i++)
         remote_rate(ep[i], 64 * R2_NS_PER_US);
     r2_peer_lock(r.conn->peer);
@@ -49,12 +48,21 @@ TEST(a_busy_one_does_not)
         struct r2_path *path = ep[i]->params.owner;
 
         path->rate.startup = path->rate.probing_rtt = false;
-        path->rate.inflight = i == 0 ? 1u << 30 : i == 2 ? 1024 : 0; /* NIC 0 has no room */
+        path->rate.inflight = inflight[i];
         before[i] = atomic_load(&ep[i]->kicks);
     }
     r2_peer_unlock(r.conn->peer);
     CHECK_EQ(r2_engine_isend(r.conn, data, CHUNK, 0, NULL, &req), 0);
     CHECK_EQ(remote_cts(ep[1], &r, 0, CHUNK), 0);
+}
+
+/* Whoever is done sooner comes first, however far it is. */
+TEST(a_busy_one_does_not)
+{
+    int before[NICS];
+
+    begin();
+    send_beside((const uint64_t[NICS]){1u << 30, 0, 1024}, before); /* NIC 0 has no room */
     CHECK_EQ(atomic_load(&ep[0]->kicks), before[0]);
     CHECK_EQ(atomic_load(&ep[1]->kicks), before[1]);
     CHECK_EQ(atomic_load(&ep[2]->kicks), before[2]);
@@ -67,24 +75,11 @@ TEST(a_busy_one_does_not)
 TEST(without_a_nic_of_its_own)
 {
     for (int own = 0; own < 2; own++) {
-        struct r2_req *req = NULL;
         int before[NICS];
 
         begin();
-        for (int i = 0; i < NICS; i++)
-            remote_rate(ep[i], 64 * R2_NS_PER_US);
-        r2_peer_lock(r.conn->peer);
         r.conn->first = own ? 0 : R2_ANY_NIC;
-        for (int i = 0; i < NICS; i++) {
-            struct r2_path *path = ep[i]->params.owner;
-
-            path->rate.startup = path->rate.probing_rtt = false;
-            path->rate.inflight = i == 0 ? CHUNK : 0;
-            before[i] = atomic_load(&ep[i]->kicks);
-        }
-        r2_peer_unlock(r.conn->peer);
-        CHECK_EQ(r2_engine_isend(r.conn, data, CHUNK, 0, NULL, &req), 0);
-        CHECK_EQ(remote_cts(ep[1], &r, 0, CHUNK), 0);
+        send_beside((const uint64_t[NICS]){CHUNK}, before);
         CHECK_EQ(atomic_load(&ep[0]->kicks) > before[0], own);
         CHECK_EQ(atomic_load(&ep[2]->kicks) > before[2], !own);
         remote_end(&r);
