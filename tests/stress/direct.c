@@ -68,6 +68,7 @@ struct comm {
     int index;
     struct r2_direct *d;
     struct r2_prng prng; /* of all ranks alike */
+    int generation;      /* of `d` */
     struct op ops[DEPTH];
     uint8_t *others[RANKS], *want;
 };
@@ -232,28 +233,6 @@ static bool is_over(struct comm *c, uint64_t number)
     return atomic_load(&sh->last[c->index]) && number >= atomic_load(&sh->last[c->index]);
 }
 
-static void run_all(struct comm *c)
-{
-    uint64_t begun = 0, ended = 0, own = opt.seed + (uint64_t)me;
-    struct r2_prng mine;
-
-    r2_prng_seed(&mine, own);
-    while (!is_over(c, begun) || ended < begun) {
-        uint64_t depth = 1 + r2_prng_below(&mine, DEPTH);
-
-        if (!is_over(c, begun) && begun - ended < depth) {
-            struct op *op = &c->ops[begun++ % DEPTH];
-
-            draw(c, op);
-            begin(c, op, r2_prng_below(&mine, 2));
-            if (r2_prng_below(&mine, 20) == 0)
-                usleep((useconds_t)r2_prng_below(&mine, 20000));
-        } else {
-            end(c, &c->ops[ended++ % DEPTH]);
-        }
-    }
-}
-
 /* ---- communicators */
 
 static void connect_all(struct comm *c)
@@ -266,7 +245,8 @@ static void connect_all(struct comm *c)
         die("no communicator: %s", strerror(-rc));
     sh->cards[c->index][me] = *r2_direct_card(c->d);
     atomic_fetch_add(&sh->there[c->index], 1);
-    while (atomic_load(&sh->there[c->index]) < opt.ranks)
+    c->generation++;
+    while (atomic_load(&sh->there[c->index]) < opt.ranks * c->generation)
         usleep(200);
     for (int r = 0; r < opt.ranks; r++) {
         const struct r2_links_card *card = &sh->cards[c->index][r];
@@ -281,6 +261,42 @@ static void connect_all(struct comm *c)
         die("no connections: %s", strerror(-error));
 }
 
+/* Now and then the communicator ends and has a successor, also while NICs fail. */
+static uint64_t succeed(struct comm *c)
+{
+    if (c->d) {
+        r2_direct_finish(c->d);
+        r2_direct_free(c->d);
+    }
+    connect_all(c);
+    atomic_store(&progress_ns, r2_now_ns());
+    return 20 + r2_prng_below(&c->prng, 400);
+}
+
+static void run_all(struct comm *c)
+{
+    uint64_t begun = 0, ended = 0, until = 0, own = opt.seed + (uint64_t)me;
+    struct r2_prng mine;
+
+    r2_prng_seed(&mine, own);
+    while (!is_over(c, begun) || ended < begun) {
+        uint64_t depth = 1 + r2_prng_below(&mine, DEPTH);
+
+        if (begun == until && ended == begun)
+            until += succeed(c);
+        if (!is_over(c, begun) && begun < until && begun - ended < depth) {
+            struct op *op = &c->ops[begun++ % DEPTH];
+
+            draw(c, op);
+            begin(c, op, r2_prng_below(&mine, 2));
+            if (r2_prng_below(&mine, 20) == 0)
+                usleep((useconds_t)r2_prng_below(&mine, 20000));
+        } else {
+            end(c, &c->ops[ended++ % DEPTH]);
+        }
+    }
+}
+
 static void *comm_main(void *arg)
 {
     struct comm *c = arg;
@@ -291,7 +307,6 @@ static void *comm_main(void *arg)
         c->others[r] = memory(MOST);
     c->want = memory(MOST);
     r2_prng_seed(&c->prng, opt.seed * COMMS + (uint64_t)c->index);
-    connect_all(c);
     run_all(c);
     r2_direct_finish(c->d);
     r2_direct_free(c->d);
