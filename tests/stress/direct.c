@@ -5,6 +5,7 @@
  *
  * Types, reductions, counts, weights, schedules and faults are drawn from the seed. Each rank knows
  * what all others give, and reduces it by itself in rank order.
+ * At the end no NIC has anything in flight by its own count.
  * Exit code 0: all was right; 1: not; 2: usage. A rank without progress for a minute is a failure.
  */
 #define _GNU_SOURCE
@@ -23,6 +24,7 @@
 
 #include "api/nccl.h"
 #include "direct/direct.h"
+#include "engine/base/base.h"
 #include "io/fault.h"
 #include "reduce/reduce.h"
 #include "util/clock.h"
@@ -376,6 +378,10 @@ static void rank_main(void)
     }
     if (!opt.healthy)
         pthread_join(faults, NULL);
+    for (int i = 0; i < n; i++)
+        if (atomic_load(&r2_eng.inflight[i]))
+            die("NIC %d still has %llu bytes in flight", i,
+                (unsigned long long)atomic_load(&r2_eng.inflight[i]));
     _exit(0);
 }
 
