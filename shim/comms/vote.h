@@ -81,7 +81,7 @@ void r2_vote_failed(struct r2_vote *v);
 /* The same for what NCCL runs within the node: it may wait for this process's streams, so first the
  * other. */
 void r2_vote_abort_node(struct r2_vote *v);
-/* What has been given is brought to its end for the peers' sake, which takes seconds at most. */
+/* What has been given is brought to its end, while all peers live. */
 void r2_vote_finish(struct r2_vote *v);
 /* Before the agreement's end: offers nothing any more. */
 void r2_vote_close(struct r2_vote *v);

@@ -18,7 +18,6 @@
 #include "util/log.h"
 #include "util/thread.h"
 
-#define FINISH_NS (60 * R2_NS_PER_S)
 /* For all connections to be made; and after one has ended, as a peer's does that gives up. */
 #define CONNECT_NS (30 * R2_NS_PER_S)
 #define ENDED_NS (3 * R2_NS_PER_S)
@@ -578,19 +577,10 @@ int r2_direct_wait(struct r2_direct *d, uint64_t number)
 
 void r2_direct_finish(struct r2_direct *d)
 {
-    uint64_t until = r2_now_ns() + FINISH_NS;
-    struct timespec ts = {.tv_sec = (time_t)(until / R2_NS_PER_S),
-                          .tv_nsec = (long)(until % R2_NS_PER_S)};
-    int rc = 0;
-
     pthread_mutex_lock(&d->lock);
-    while (d->ended < d->given && d->state != R2_DIRECT_FAILED && rc == 0)
-        rc = pthread_cond_timedwait(&d->wake, &d->lock, &ts);
+    while (d->ended < d->given && d->state != R2_DIRECT_FAILED)
+        pthread_cond_wait(&d->wake, &d->lock);
     pthread_mutex_unlock(&d->lock);
-    if (rc)
-        R2_WARN("an AllReduce has not ended after %d s: its communicator ends, and its output "
-                "is not valid",
-                (int)(FINISH_NS / R2_NS_PER_S));
 }
 
 void r2_direct_abort(struct r2_direct *d)

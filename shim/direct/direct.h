@@ -10,7 +10,7 @@
  * same memory and p.
  *
  * Threads: one progress thread for each object. Every function may be called from any thread,
- * r2_direct_free last. Nothing waits but r2_direct_wait and r2_direct_free.
+ * r2_direct_free last. Nothing waits but r2_direct_wait, r2_direct_finish and r2_direct_free.
  * Errors: -errno; -ECONNRESET: a peer or every path to it is gone; -ECANCELED: r2_direct_abort.
  * -EMSGSIZE: ranks gave different operations; a rank may see of it only that a peer is gone.
  * After an error every operation ends with it, and the connections are closed, so that the peers
@@ -111,7 +111,8 @@ int r2_direct_allreduce(struct r2_direct *d, const struct r2_direct_call *call, 
 /* Until the result is in the output, or never will be. */
 int r2_direct_wait(struct r2_direct *d, uint64_t number);
 
-/* Until what was given has ended, sends included, or has failed; 60 s at most, then a warning. */
+/* Until what was given has ended, sends included, or has failed. A peer that is stopped is waited
+ * for, as NCCL does: who went on would have an output that is no sum. */
 void r2_direct_finish(struct r2_direct *d);
 
 /* Everything ends with -ECANCELED. */
