@@ -254,7 +254,8 @@ static uint64_t look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t s
 
     pthread_mutex_lock(&f->lock);
     tell = ready && capacity &&
-           (!f->told_any || f->told.share != share || f->told.flags != report.flags);
+           (!f->told_any || f->told.capacity != capacity || f->told.share != share ||
+            f->told.flags != report.flags);
     pthread_mutex_unlock(&f->lock);
     if (tell && r2_agree_report(f->agree, &report) == 0) {
         pthread_mutex_lock(&f->lock);
