@@ -15,7 +15,8 @@
 #include "agree/agree.h"
 #include "agree/machine.h"
 
-#define R2_AGREE_VERSION 3 /* 2: ranks tell each other of NCCL's errors; 3: exchanges */
+/* 2: ranks tell each other of NCCL's errors; 3: exchanges; 4: who waits for an offer calls */
+#define R2_AGREE_VERSION 4
 #define R2_AGREE_TOKEN 16
 #define R2_AGREE_HEADER 48
 #define R2_AGREE_FRAME (1 << 20) /* most bytes of a payload */
@@ -57,6 +58,7 @@ enum r2_agree_kind {
     R2_FRAME_OFFER,     /* a rank to the leader: its part of an exchange */
     R2_FRAME_OFFERS,    /* the leader to a rank: those of all ranks */
     R2_FRAME_INVITE,    /* the leader to a rank: to offer something for the first round */
+    R2_FRAME_CALL,      /* the leader to a rank: nothing, but its host refuses it if it has ended */
     R2_FRAME_KINDS,
 };
 
