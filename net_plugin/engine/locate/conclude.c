@@ -1,4 +1,4 @@
-/* Verdicts: given, noted, told, adopted; and NICs that come back. */
+/* Verdicts: given, noted, adopted; and NICs that come back. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -207,7 +207,6 @@ static void spread_local(const struct r2_round *r, struct r2_finding *v)
 static void carry_out(struct r2_round *r, const struct r2_finding *v, bool first_hand, uint64_t now)
 {
     const struct r2_finding *local = NULL, *said = &v[0];
-    struct r2_wire_addr own;
 
     for (int i = 0; i < r->n_suspects; i++) {
         pronounce(r, i, &v[i], now);
@@ -216,15 +215,11 @@ static void carry_out(struct r2_round *r, const struct r2_finding *v, bool first
         if (v[i].kind != R2_FOUND_UNDECIDED && said->kind == R2_FOUND_UNDECIDED)
             said = &v[i];
     }
-    if (r2_eng.ops->address(r->lnic, &own))
-        return;
     if (first_hand)
         share_own(r->lnic, local ? R2_NODE_FAILED : R2_NODE_UNKNOWN, local ? local : said, r);
     for (int i = 0; first_hand && i < r->n_suspects; i++) {
-        if (!blames_remote(v[i].kind))
-            continue;
-        share_remote(&r->suspects[i], &v[i]);
-        r2_round_tell(&r->suspects[i].addr, &own, v[i].kind, now);
+        if (blames_remote(v[i].kind))
+            share_remote(&r->suspects[i], &v[i]);
     }
     if (local)
         take_out(r->lnic, local->why, now);
@@ -308,62 +303,6 @@ void r2_round_adopt(struct r2_round *r, uint64_t now)
     r2_count(&r2_eng.n->locate_adopted, 1);
     if (r->n_suspects)
         carry_out(r, v, false, now);
-}
-
-/* ---- hints */
-
-/* An answer since then is no old one: the round has had all paths asked (peer_hb_doubt). */
-static uint64_t lately(struct r2_peer *p)
-{
-    uint64_t now = r2_peer_now(p);
-
-    return now > 4 * p->hb_interval ? now - 4 * p->hb_interval : 0;
-}
-
-/* Paths over the pair fail at once, while another path to the peer answers (invariant "silence is
- * not failure"). */
-static void fail_pair(const struct r2_target *t)
-{
-    R2_FOR_EACH_PEER(p)
-    {
-        bool other = false;
-
-        r2_peer_lock(p);
-        R2_FOR_EACH_PATH (path, p)
-            other |= path->lnic != t->lnic && r2_path_hb_answers(path, lately(p));
-        R2_FOR_EACH_PATH (path, p) {
-            if (other && r2_path_is_up(path) && path->lnic == t->lnic &&
-                r2_same_nic(&p->rnics[path->rnic].addr, &t->addr))
-                r2_path_fail(path, path->gen, ETIMEDOUT, "a hint; then a probe was not answered");
-        }
-        if (p->resync && p->n_up)
-            r2_peer_resync(p);
-        r2_peer_unlock(p);
-    }
-}
-
-void r2_check_conclude(struct r2_round *r, uint64_t now)
-{
-    int own = r2_nic_own(&r->about), silent = 0, answered = 0;
-    struct r2_finding v;
-
-    for (int i = 0; i < r->n_targets; i++) {
-        silent += r->targets[i].outcome == R2_SEEN_SILENT;
-        answered += r->targets[i].outcome == R2_SEEN_ANSWERED;
-    }
-    if (own >= 0 && r->have_row && silent && !answered &&
-        blames_local((enum r2_finding_kind)r->row.kind)) {
-        adopted_text(&v, &r->row);
-        v.kind = R2_FOUND_LOCAL;
-        r2_count(&r2_eng.n->locate_adopted, 1);
-        journal(own, NULL, NULL, 0, now - r->began, v.why);
-        take_out(own, v.why, now);
-        return;
-    }
-    for (int i = 0; i < r->n_targets; i++) {
-        if (r->targets[i].outcome == R2_SEEN_SILENT)
-            fail_pair(&r->targets[i]);
-    }
 }
 
 void r2_verdict_word(struct r2_peer *p, int lnic, int rnic, uint64_t now)

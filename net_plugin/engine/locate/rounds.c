@@ -1,4 +1,4 @@
-/* What rounds are begun by: a failed path, a peer's question, a hint. They are advanced every 10 ms
+/* What rounds are begun by: a failed path, a peer's question. They are advanced every 10 ms
  * and end. */
 #include <errno.h>
 #include <string.h>
@@ -7,8 +7,7 @@
 
 #define WAIT_NS (800 * R2_NS_PER_MS) /* for the process that looks into the NIC */
 #define LOOK_NS (50 * R2_NS_PER_MS)  /* between questions about the carrier */
-#define HINTS_PER_S 20
-#define CHECKS_MAX 4
+#define QUESTIONS_PER_S 20
 #define ASSISTS_MAX 12
 
 /* ---- a failed path */
@@ -169,7 +168,7 @@ static void settled(struct r2_round *r, uint64_t now)
         go(r, now);
 }
 
-/* ---- questions and hints from outside */
+/* ---- questions from outside */
 
 static bool allowed(uint64_t now)
 {
@@ -180,7 +179,7 @@ static bool allowed(uint64_t now)
         since = now;
         used = 0;
     }
-    return used++ < HINTS_PER_S;
+    return used++ < QUESTIONS_PER_S;
 }
 
 static void add_reply(struct r2_round *r, struct r2_peer *p, uint64_t id, bool far_is_mine)
@@ -251,44 +250,6 @@ void r2_rounds_asked(struct r2_peer *p, const struct r2_msg_probe *m, uint64_t n
     }
 }
 
-/* A hint about a NIC, from a row of the node segment or (NULL) a peer: asks it. */
-static void check(const struct r2_wire_addr *nic, const struct r2_node_row *row, uint64_t now)
-{
-    struct r2_round *r;
-
-    R2_FOR_EACH_ROUND(other)
-    {
-        if (other->kind == R2_ROUND_CHECK && r2_same_nic(&other->about, nic))
-            return;
-    }
-    if (r2_round_count(R2_ROUND_CHECK) >= CHECKS_MAX || !allowed(now))
-        return;
-    r = r2_round_new(R2_ROUND_CHECK, r2_nic_own(nic), now);
-    if (!r)
-        return;
-    r->about = *nic;
-    if (row) {
-        r->have_row = true;
-        r->row = *row;
-    }
-    r2_targets_paths(r, nic);
-    if (r->n_targets)
-        r2_count(&r2_eng.n->locate_hints, 1);
-    else
-        r2_round_free(r, now); /* no path over it: nothing to lose */
-}
-
-void r2_rounds_hint(const struct r2_msg_verdict *m, uint64_t now)
-{
-    int own = r2_nic_own(&m->nic);
-
-    if (m->kind != R2_FOUND_LOCAL && m->kind != R2_FOUND_REMOTE && m->kind != R2_FOUND_BOTH)
-        return;
-    if (own >= 0 && (!r2_nic_usable(own) || r2_round_of(R2_ROUND_FULL, own)))
-        return;
-    check(&m->nic, NULL, now);
-}
-
 /* Another process of this node has written what it found. */
 void r2_rounds_row(const struct r2_node_row *row, uint64_t now)
 {
@@ -305,9 +266,6 @@ void r2_rounds_row(const struct r2_node_row *row, uint64_t now)
     }
     if (own >= 0 && row->state == R2_NODE_WORKS)
         r2_recover_soon(own, now);
-    else if (row->state == R2_NODE_FAILED &&
-             (own < 0 || (r2_nic_usable(own) && !r2_round_of(R2_ROUND_FULL, own))))
-        check(&row->nic, row, now);
 }
 
 void r2_rounds_nic(int nic, uint64_t now)
@@ -418,8 +376,6 @@ static void conclude(struct r2_round *r, uint64_t now)
 {
     if (r->kind == R2_ROUND_FULL)
         r2_round_conclude(r, now);
-    else if (r->kind == R2_ROUND_CHECK)
-        r2_check_conclude(r, now);
     else if (r->kind == R2_ROUND_RECOVER)
         r2_recover_conclude(r, now);
     else if (r->kind == R2_ROUND_REACH)
