@@ -35,14 +35,14 @@ TEST(nearer_ones_first)
     CHECK_EQ(asked(3 * EACH + 1), 1u << 0 | 1u << 2 | 1u << 3 | 2); /* across */
 }
 
-/* One chunk, while so much is under way on the paths, whose rates are known; `before`: how often
- * their lanes had been asked. */
-static void send_beside(const uint64_t inflight[], int before[])
+/* One chunk, while so much is under way on the paths, which take chunk_us for each; `before`: how
+ * often their lanes had been asked. */
+static void send_beside(const uint64_t inflight[], uint64_t chunk_us, int before[])
 {
     struct r2_req *req = NULL;
 
     for (int i = 0; i < NICS; i++)
-        remote_rate(ep[i], 64 * R2_NS_PER_US);
+        remote_rate(ep[i], chunk_us * R2_NS_PER_US);
     r2_peer_lock(r.conn->peer);
     for (int i = 0; i < NICS; i++) {
         struct r2_path *path = ep[i]->params.owner;
@@ -62,7 +62,7 @@ TEST(a_busy_one_does_not)
     int before[NICS];
 
     begin();
-    send_beside((const uint64_t[NICS]){1u << 30, 0, 1024}, before); /* NIC 0 has no room */
+    send_beside((const uint64_t[NICS]){1u << 30, 0, 1024}, 64, before); /* NIC 0 has no room */
     CHECK_EQ(atomic_load(&ep[0]->kicks), before[0]);
     CHECK_EQ(atomic_load(&ep[1]->kicks), before[1]);
     CHECK_EQ(atomic_load(&ep[2]->kicks), before[2]);
@@ -79,9 +79,26 @@ TEST(without_a_nic_of_its_own)
 
         begin();
         r.conn->first = own ? 0 : R2_ANY_NIC;
-        send_beside((const uint64_t[NICS]){CHUNK}, before);
+        send_beside((const uint64_t[NICS]){CHUNK}, 64, before);
         CHECK_EQ(atomic_load(&ep[0]->kicks) > before[0], own);
         CHECK_EQ(atomic_load(&ep[2]->kicks) > before[2], !own);
+        remote_end(&r);
+    }
+}
+
+/* All NICs have 2 ms of work: one that any of them may take waits until one has less. */
+TEST(without_a_nic_of_its_own_waits)
+{
+    for (int own = 0; own < 2; own++) {
+        int before[NICS], all = 0;
+
+        begin();
+        r.conn->first = own ? 0 : R2_ANY_NIC;
+        send_beside((const uint64_t[NICS]){8 * CHUNK, 8 * CHUNK, 8 * CHUNK, 8 * CHUNK}, 250,
+                    before);
+        for (int i = 0; i < NICS; i++)
+            all += atomic_load(&ep[i]->kicks) - before[i];
+        CHECK_EQ(all > 0, own);
         remote_end(&r);
     }
 }
