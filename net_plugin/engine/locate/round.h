@@ -71,7 +71,6 @@ enum r2_round_kind {
     R2_ROUND_FULL,    /* paths of ours failed: ends in a verdict */
     R2_ROUND_ASSIST,  /* a peer asked: ends in a PROBE_RESULT */
     R2_ROUND_RECOVER, /* does a NIC that a verdict took out answer again? */
-    R2_ROUND_REACH,   /* does anybody who sends to us answer over a NIC that nobody came over? */
 };
 
 enum r2_round_phase {
@@ -159,9 +158,6 @@ void r2_rounds_failed(struct r2_peer *p, int lnic, int rnic, int via, uint64_t a
 void r2_rounds_asked(struct r2_peer *p, const struct r2_msg_probe *m, uint64_t now);
 void r2_rounds_row(const struct r2_node_row *row, uint64_t now);
 void r2_rounds_nic(int nic, uint64_t now);
-
-/* ---- nicreach.c */
-void r2_reach_conclude(struct r2_round *r);
 
 /* ---- conclude.c */
 void r2_round_conclude(struct r2_round *r, uint64_t now);

@@ -311,11 +311,6 @@ static bool any_answer(const struct r2_round *r)
     return false;
 }
 
-static bool ends_by_answer(const struct r2_round *r)
-{
-    return r->kind == R2_ROUND_RECOVER || r->kind == R2_ROUND_REACH;
-}
-
 static bool all_heard(const struct r2_round *r)
 {
     for (int i = 0; i < r->n_asks; i++) {
@@ -378,8 +373,6 @@ static void conclude(struct r2_round *r, uint64_t now)
         r2_round_conclude(r, now);
     else if (r->kind == R2_ROUND_RECOVER)
         r2_recover_conclude(r, now);
-    else if (r->kind == R2_ROUND_REACH)
-        r2_reach_conclude(r);
     r2_round_free(r, now);
 }
 
@@ -407,7 +400,7 @@ static void round_tick(struct r2_round *r, uint64_t now)
         return;
     if (!r->closed) {
         r2_targets_tick(r, now);
-        early = all_answer(r) || (ends_by_answer(r) && any_answer(r));
+        early = all_answer(r) || (r->kind == R2_ROUND_RECOVER && any_answer(r));
         if (early || r2_targets_done(r) || now >= r->close_at) {
             r2_targets_close(r, now);
             r->closed = true;

@@ -74,7 +74,7 @@ enum r2_carrier r2_niclink_carrier(int nic, uint64_t now);
 /* ---- nicreach.c: NICs that have reached nobody since the start. No function fails. */
 /* I/O thread 0, without locks: time passes; what is done about it once a second. */
 void r2_nicreach_tick(uint64_t now);
-void r2_nicreach_look(uint64_t now);
+void r2_nicreach_look(void);
 /* ---- nicquality.c: NICs that work, and lose packets or carry far less than the others. I/O thread
  * 0. */
 void r2_nicquality_tick(uint64_t now);
