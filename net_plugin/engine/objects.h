@@ -518,8 +518,6 @@ struct r2_nic_state {
     atomic_uchar reach; /* enum r2_nicreach */
     atomic_int
         telling; /* threads that are telling what has changed: no news before they are done */
-    /* FAILED by a verdict: when engine/locate next asks whether it works again; 0: not so. */
-    atomic_ulong recover_at;
     atomic_uint epoch; /* grows after each change of what peers are told: who reads it first never
                         * gives old word the newest number */
     struct r2_health health;

@@ -1,4 +1,4 @@
-/* Verdicts: given, noted, adopted; and NICs that come back. */
+/* Verdicts: given, noted, adopted. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,11 +6,9 @@
 #include <time.h>
 
 #include "engine/locate/round.h"
-#include "util/random.h"
 
 #define RECENT 64
 #define WRITE_TRIES 20 /* of 0.1 ms */
-#define RECOVER_FIRST_NS (200 * R2_NS_PER_MS)
 
 static struct recent {
     int lnic;
@@ -18,14 +16,6 @@ static struct recent {
     uint64_t at;
 } recent[RECENT];
 static unsigned next_recent;
-
-static uint64_t recover_wait[R2_MAX_NICS]; /* between questions whether the NIC works again */
-
-/* A verdict took the NIC out of service, and nothing has said since that it works. */
-static bool is_out(int nic)
-{
-    return atomic_load(&r2_eng.nic_state[nic].recover_at) != 0;
-}
 
 bool r2_verdict_recent(int lnic, const struct r2_wire_addr *addr, uint64_t now)
 {
@@ -101,10 +91,13 @@ static int usable_nics(void)
 /* The last NIC stays in service: a broken one is as good as none. */
 static void take_out(int nic, const char *why, uint64_t now)
 {
+    struct r2_wire_addr own;
+
     if (!r2_nic_usable(nic) || usable_nics() < 2)
         return;
-    recover_wait[nic] = RECOVER_FIRST_NS;
-    r2_nicstate_located(nic, now + RECOVER_FIRST_NS, why, now);
+    if (r2_eng.ops->address(nic, &own) == 0)
+        remember(-1, &own, now); /* that its carrier goes as well is no other verdict */
+    r2_nicstate_located(nic, why, now);
 }
 
 /* ---- the node segment */
@@ -324,73 +317,13 @@ void r2_verdict_word(struct r2_peer *p, int lnic, int rnic, uint64_t now)
     journal(lnic, name, host, pid, 0, "remote NIC: its node says so");
 }
 
-/* ---- back in service */
-
 void r2_verdict_nic(int nic, uint64_t now)
 {
     struct r2_wire_addr own;
 
-    if (r2_nic_usable(nic)) {
-        atomic_store(&r2_eng.nic_state[nic].recover_at, 0);
-        return;
-    }
-    if (is_out(nic) || r2_nic_word(nic) != R2_NIC_DOWN || r2_eng.ops->address(nic, &own) ||
+    if (r2_nic_word(nic) != R2_NIC_DOWN || r2_eng.ops->address(nic, &own) ||
         r2_verdict_recent(-1, &own, now))
         return;
     remember(-1, &own, now);
     journal(nic, NULL, NULL, 0, 0, "local NIC: no carrier");
-}
-
-static void back_in_service(int nic, const char *why, uint64_t now)
-{
-    struct r2_finding v = {.kind = R2_FOUND_TRANSIENT};
-
-    r2_nicstate_located(nic, 0, why, now);
-    snprintf(v.why, sizeof(v.why), "%s", why);
-    share_own(nic, R2_NODE_WORKS, &v, NULL);
-}
-
-void r2_recover_soon(int nic, uint64_t now)
-{
-    if (is_out(nic))
-        atomic_store(&r2_eng.nic_state[nic].recover_at, now);
-}
-
-void r2_recover_tick(uint64_t now)
-{
-    for (int i = 0; i < r2_local.n; i++) {
-        struct r2_prng jitter;
-        struct r2_round *r;
-
-        if (!is_out(i) || now < atomic_load(&r2_eng.nic_state[i].recover_at) || !r2_nic_is_up(i) ||
-            r2_round_of(R2_ROUND_RECOVER, i))
-            continue;
-        r2_prng_seed(&jitter, now + (uint64_t)i);
-        recover_wait[i] *= 2;
-        if (recover_wait[i] > R2_PROBE_NS)
-            recover_wait[i] = R2_PROBE_NS;
-        atomic_store(&r2_eng.nic_state[i].recover_at,
-                     now + r2_health_jitter(recover_wait[i], r2_prng_next(&jitter)));
-        r = r2_round_new(R2_ROUND_RECOVER, i, now);
-        if (!r)
-            continue;
-        r2_targets_collect(r);
-        if (r->n_targets)
-            continue;
-        r2_round_free(r, now);
-        back_in_service(i, "nobody is left whom it could ask", now);
-    }
-}
-
-void r2_recover_conclude(struct r2_round *r, uint64_t now)
-{
-    for (int i = 0; i < r->n_targets; i++) {
-        enum r2_seen seen = r->targets[i].outcome;
-
-        /* A kernel's answer came over our NIC too, whatever keeps its process busy. */
-        if ((seen == R2_SEEN_ANSWERED || seen == R2_SEEN_MUTE) && is_out(r->lnic)) {
-            back_in_service(r->lnic, "a probe was answered", now);
-            return;
-        }
-    }
 }

@@ -195,22 +195,6 @@ static void tick(struct r2_timer *t, uint64_t now)
     advance(now);
 }
 
-static void on_row(void *arg, const struct r2_node_row *row)
-{
-    r2_rounds_row(row, *(uint64_t *)arg);
-}
-
-void r2_locate_house(uint64_t now)
-{
-    if (!atomic_load_explicit(&box.on, memory_order_acquire))
-        return;
-    if (r2_locate_seg)
-        r2_nodeseg_poll(r2_locate_seg, on_row, &now);
-    r2_recover_tick(now);
-    if (r2_rounds_any())
-        r2_timer_sooner(&box.timer, now);
-}
-
 void r2_locate_start(void)
 {
     int rc;

@@ -24,8 +24,6 @@
 void r2_locate_start(void);
 /* In a forked child. */
 void r2_locate_child(void);
-/* Every 20 ms on I/O thread 0: what other processes of the node have found. */
-void r2_locate_house(uint64_t now);
 
 /* [any] A path that was up has failed for `err` (positive errno). Under the peer's lock. */
 void r2_locate_path_failed(struct r2_path *path, int err);

@@ -68,9 +68,8 @@ struct r2_reply {
 };
 
 enum r2_round_kind {
-    R2_ROUND_FULL,    /* paths of ours failed: ends in a verdict */
-    R2_ROUND_ASSIST,  /* a peer asked: ends in a PROBE_RESULT */
-    R2_ROUND_RECOVER, /* does a NIC that a verdict took out answer again? */
+    R2_ROUND_FULL,   /* paths of ours failed: ends in a verdict */
+    R2_ROUND_ASSIST, /* a peer asked: ends in a PROBE_RESULT */
 };
 
 enum r2_round_phase {
@@ -141,9 +140,9 @@ extern struct r2_round r2_rounds[R2_ROUNDS];
 /* NULL: nothing is shared. */
 extern struct r2_nodeseg *r2_locate_seg;
 struct r2_round *r2_round_find(uint64_t id);
-/* A round of the kind for the local NIC that still gathers evidence. */
-struct r2_round *r2_round_of(enum r2_round_kind kind, int lnic);
-int r2_round_count(enum r2_round_kind kind);
+/* The FULL round for the local NIC that still gathers evidence. */
+struct r2_round *r2_round_full(int lnic);
+int r2_round_assists(void);
 bool r2_rounds_any(void);
 struct r2_round *r2_round_new(enum r2_round_kind kind, int lnic, uint64_t now);
 /* Its times begin anew. */
@@ -156,7 +155,6 @@ void r2_rounds_tick(uint64_t now);
 /* Notes from the inbox. */
 void r2_rounds_failed(struct r2_peer *p, int lnic, int rnic, int via, uint64_t at);
 void r2_rounds_asked(struct r2_peer *p, const struct r2_msg_probe *m, uint64_t now);
-void r2_rounds_row(const struct r2_node_row *row, uint64_t now);
 void r2_rounds_nic(int nic, uint64_t now);
 
 /* ---- conclude.c */
@@ -164,10 +162,6 @@ void r2_round_conclude(struct r2_round *r, uint64_t now);
 /* The verdict of another process of the node (r->row) on all of the round's suspects, where our own
  * probes do not contradict. */
 void r2_round_adopt(struct r2_round *r, uint64_t now);
-void r2_recover_conclude(struct r2_round *r, uint64_t now);
-/* NICs that a verdict took out of service are probed until they answer. */
-void r2_recover_tick(uint64_t now);
-void r2_recover_soon(int nic, uint64_t now);
 /* A verdict on the pair was given less than R2_REPEAT_NS ago. */
 bool r2_verdict_recent(int lnic, const struct r2_wire_addr *addr, uint64_t now);
 /* The other end's node itself says that its NIC is out of order. */

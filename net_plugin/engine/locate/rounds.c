@@ -78,7 +78,7 @@ void r2_rounds_failed(struct r2_peer *p, int lnic, int rnic, int via, uint64_t a
     }
     if (!still_suspect(p) || r2_verdict_recent(lnic, &addr, at))
         return;
-    r = r2_round_of(R2_ROUND_FULL, lnic);
+    r = r2_round_full(lnic);
     if (!r) /* none, or one that has seen enough */
         r = r2_round_new(R2_ROUND_FULL, lnic, at);
     if (r)
@@ -220,7 +220,7 @@ static bool add_near(struct r2_round *r, struct r2_peer *p, const struct r2_wire
 void r2_rounds_asked(struct r2_peer *p, const struct r2_msg_probe *m, uint64_t now)
 {
     int lnic = r2_nic_own(&m->far);
-    struct r2_round *r = lnic >= 0 ? r2_round_of(R2_ROUND_FULL, lnic) : NULL;
+    struct r2_round *r = lnic >= 0 ? r2_round_full(lnic) : NULL;
 
     R2_FOR_EACH_ROUND(other)
     { /* the same question over another path */
@@ -235,7 +235,7 @@ void r2_rounds_asked(struct r2_peer *p, const struct r2_msg_probe *m, uint64_t n
             add_near(r, p, &m->near);
         return;
     }
-    if (!allowed(now) || r2_round_count(R2_ROUND_ASSIST) >= ASSISTS_MAX)
+    if (!allowed(now) || r2_round_assists() >= ASSISTS_MAX)
         return;
     r = r2_round_new(R2_ROUND_ASSIST, lnic, now);
     if (!r)
@@ -248,24 +248,6 @@ void r2_rounds_asked(struct r2_peer *p, const struct r2_msg_probe *m, uint64_t n
     } else if (r2_niclink_carrier(lnic, now) != R2_CARRIER_DOWN && add_near(r, p, &m->near)) {
         r2_targets_collect(r);
     }
-}
-
-/* Another process of this node has written what it found. */
-void r2_rounds_row(const struct r2_node_row *row, uint64_t now)
-{
-    int own = r2_nic_own(&row->nic);
-
-    if (memcmp(row->process, r2_eng.process, 16) == 0 || row->mono_ns + R2_FRESH_NS < now)
-        return;
-    R2_FOR_EACH_ROUND(r)
-    {
-        if (r->phase == R2_PHASE_WAIT && !r->have_row && covers(r, row, now)) {
-            r->row = *row;
-            r->have_row = true;
-        }
-    }
-    if (own >= 0 && row->state == R2_NODE_WORKS)
-        r2_recover_soon(own, now);
 }
 
 void r2_rounds_nic(int nic, uint64_t now)
@@ -300,15 +282,6 @@ static bool all_answer(const struct r2_round *r)
         }
     }
     return r->kind == R2_ROUND_FULL && r->n_suspects && n == r->n_suspects;
-}
-
-static bool any_answer(const struct r2_round *r)
-{
-    for (int k = 0; k < r->n_targets; k++) {
-        if (r->targets[k].outcome == R2_SEEN_ANSWERED)
-            return true;
-    }
-    return false;
 }
 
 static bool all_heard(const struct r2_round *r)
@@ -371,8 +344,6 @@ static void conclude(struct r2_round *r, uint64_t now)
 {
     if (r->kind == R2_ROUND_FULL)
         r2_round_conclude(r, now);
-    else if (r->kind == R2_ROUND_RECOVER)
-        r2_recover_conclude(r, now);
     r2_round_free(r, now);
 }
 
@@ -382,8 +353,7 @@ static void conclude(struct r2_round *r, uint64_t now)
  * round goes on by what its probes see, which without carrier is nothing. */
 static void look(struct r2_round *r, uint64_t now)
 {
-    if (r->lnic < 0 || now - r->looked_at < LOOK_NS ||
-        (r->kind != R2_ROUND_FULL && r->kind != R2_ROUND_ASSIST))
+    if (r->lnic < 0 || now - r->looked_at < LOOK_NS)
         return;
     r->looked_at = now;
     r2_niclink_ask(r->lnic, now);
@@ -400,7 +370,7 @@ static void round_tick(struct r2_round *r, uint64_t now)
         return;
     if (!r->closed) {
         r2_targets_tick(r, now);
-        early = all_answer(r) || (r->kind == R2_ROUND_RECOVER && any_answer(r));
+        early = all_answer(r);
         if (early || r2_targets_done(r) || now >= r->close_at) {
             r2_targets_close(r, now);
             r->closed = true;

@@ -22,10 +22,9 @@ static inline bool r2_nic_usable(int nic)
 {
     return r2_nic_word(nic) == R2_NIC_USABLE;
 }
-/* What engine/locate found about a local NIC: it fails for all peers at once, and is asked at
- * `recover_at` whether it works again; or (0) it does. Takes peers' locks: the caller holds none.
- */
-void r2_nicstate_located(int nic, uint64_t recover_at, const char *why, uint64_t now);
+/* What engine/locate found about a local NIC: it fails for all peers at once. Takes peers' locks:
+ * the caller holds none. */
+void r2_nicstate_located(int nic, const char *why, uint64_t now);
 /* Calls `each` with every endpoint of the NIC that is not closed, of all peers; outside all locks.
  */
 void r2_nic_eps(int nic, void (*each)(struct r2_ep *ep, void *arg), void *arg);
