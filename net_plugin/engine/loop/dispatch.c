@@ -184,7 +184,7 @@ static bool all_acked(struct r2_conn *c)
     for (uint64_t s = c->oldest; s < c->next_seq; s++) {
         struct r2_req *r = r2_conn_req(c, s);
 
-        if (r && (r2_send_acked_bytes(&r->led.send) < r->size || !r->size))
+        if (r && (r->led.send.acked.bytes < r->size || !r->size))
             return false;
     }
     return true;

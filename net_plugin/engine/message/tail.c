@@ -77,7 +77,7 @@ static bool sooner(const struct r2_path *path, const struct r2_send_rec *rec, ui
         slow->transport != R2_VIA_TCP || !holds_back(slow, now) || now < rec->t_sent_ns ||
         now - rec->t_sent_ns <= overdue_after(slow) || mine == UINT64_MAX)
         return false;
-    return mine + r2_pathrate_min_rtt(&path->rate) < rest_of(slow, now) / 2;
+    return mine + path->rate.min_rtt_ns < rest_of(slow, now) / 2;
 }
 
 static const struct r2_send_rec *find(const struct r2_path *path, const struct r2_req *r,
