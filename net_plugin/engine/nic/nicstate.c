@@ -431,16 +431,6 @@ static void tick_damping(int nic, uint64_t now)
         nic_event(nic, R2_HEALTH_EV_LOSS, "link down", now);
 }
 
-static uint32_t ramp_of(int nic, uint64_t now)
-{
-    enum r2_health_state state = state_of(nic);
-
-    if (state == R2_HEALTH_PROBING)
-        return r2_health_ramp(0, r2_eng.set->ramp_ns);
-    return state == R2_HEALTH_RAMPING ? r2_health_ramp(age_of(nic, now), r2_eng.set->ramp_ns)
-                                      : R2_WEIGHT_FULL;
-}
-
 static void tick_nic(int nic, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
@@ -457,7 +447,6 @@ static void tick_nic(int nic, uint64_t now)
                   atomic_load(&s->weight) ? "back at its full weight"
                                           : "works again, and stands by at weight 0",
                   now);
-    atomic_store(&s->ramp, ramp_of(nic, now));
     tick_census(nic, now);
     tick_drain(nic, now);
     if (now - s->shown_at < SHOW_NS)
@@ -533,7 +522,6 @@ void r2_nicstate_begin(int i, uint64_t now)
     s->health.state = up ? R2_HEALTH_HEALTHY : R2_HEALTH_FAILED;
     atomic_store(&s->weight, carries ? R2_WEIGHT_FULL : 0);
     atomic_store(&s->word, (unsigned char)word_of(i));
-    atomic_store(&s->ramp, R2_WEIGHT_FULL);
     add_row(i);
     if (!up) {
         r2_control_nic_state(r2_eng.ctl, s->row, R2_SEG_NIC_FAILED, "link down");

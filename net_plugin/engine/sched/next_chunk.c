@@ -161,6 +161,15 @@ void r2_peer_kick(struct r2_peer *p)
     }
 }
 
+/* The other path may take a chunk of the message now: it answers, carries the message, is one of
+ * those that the connection keeps to (`stays`), and has not had its share. */
+static bool may_instead(const struct r2_path *other, const struct r2_req *r, int stays)
+{
+    return r2_path_may(other) >= R2_MAY_LIMITED && !other->hb.unanswered &&
+           (stays < 0 || other->lnic == stays) &&
+           r2_share_may(&other->peer->shares, &other->share) && r2_send_carries(other, r);
+}
+
 /* The path leaves its chunk to a faster one, which is asked. */
 static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, uint32_t chunk)
 {
@@ -173,10 +182,8 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
     for (int i = 0; i < p->n_paths && self.rate; i++) {
         struct r2_path *other = p->paths[i];
 
-        if (other == path || r2_path_may(other) < R2_MAY_LIMITED || other->hb.unanswered ||
-            other->flow.busy_until > r2_peer_now(path->peer) ||
-            (stays >= 0 && other->lnic != stays) || !r2_share_may(&p->shares, &other->share) ||
-            !r2_send_carries(other, r))
+        if (other == path || other->flow.busy_until > r2_peer_now(path->peer) ||
+            !may_instead(other, r, stays))
             continue;
         others[n] = seen(other, c);
         of[n++] = other;
@@ -234,10 +241,7 @@ static bool others_may(const struct r2_path *path, const struct r2_conn *c, cons
     const struct r2_peer *p = path->peer;
     int stays = r2_conn_stays(c);
 
-    return R2_ANY_PATH(other, p,
-                       other != path && r2_path_may(other) >= R2_MAY_LIMITED &&
-                           !other->hb.unanswered && (stays < 0 || other->lnic == stays) &&
-                           r2_share_may(&p->shares, &other->share) && r2_send_carries(other, r));
+    return R2_ANY_PATH(other, p, other != path && may_instead(other, r, stays));
 }
 
 /* What waits first of some connection no other path may take now: they cannot carry it, have had
