@@ -77,7 +77,9 @@ static struct r2_sched_path seen(const struct r2_path *path, const struct r2_con
 
     return (struct r2_sched_path){
         .rate = r2_pathrate_rate_now(&path->rate, now),
-        .inflight = r2_pathrate_inflight(&path->rate),
+        .inflight = c->first == R2_ANY_NIC
+                        ? atomic_load_explicit(&r2_eng.inflight[path->lnic], memory_order_relaxed)
+                        : r2_pathrate_inflight(&path->rate),
         .distance = r2_eng.near[c->home][path->lnic],
     };
 }
@@ -188,7 +190,9 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
         others[n] = seen(other, c);
         of[n++] = other;
     }
-    next = r2_sched_next(&self, others, n, c->waiting, chunk);
+    next = c->first == R2_ANY_NIC ? r2_sched_less_busy(&self, others, n, chunk) : -1;
+    if (next < 0)
+        next = r2_sched_next(&self, others, n, c->waiting, chunk);
     if (next >= 0)
         of[next]->outbox.kick_wanted++;
     return next >= 0;
