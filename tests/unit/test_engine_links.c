@@ -399,8 +399,7 @@ static bool asked_without_carrier(uint64_t round)
     return result.carrier == R2_CARRIER_DOWN && result.seen == 0;
 }
 
-/* Without a thread for them questions are put all the same, and others know that the I/O thread may
- * be away. */
+/* Without a thread for them questions are put all the same. */
 TEST(no_thread)
 {
     const char *self = "/proc/self/exe";
@@ -440,14 +439,6 @@ TEST(carrier_is_asked_for)
     remote_end(&r);
 }
 
-static atomic_bool awake;
-
-static void is_awake(int unused)
-{
-    (void)unused;
-    atomic_store(&awake, r2_io_awake(r2_io_at(0)));
-}
-
 static void asks_itself(void)
 {
     set(&kernel.up, false);
@@ -455,10 +446,7 @@ static void asks_itself(void)
     settle();
     set(&kernel.hold_questions, true);
     wait_for(&kernel.inside, 1);
-    CHECK(!r2_io_awake(r2_io_at(0)));
     set(&kernel.hold_questions, false);
-    CHECK(remote_command(is_awake, 0));
-    CHECK(atomic_load(&awake));
     CHECK_GT(atomic_load(&refused), 0);
 }
 

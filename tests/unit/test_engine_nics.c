@@ -38,14 +38,14 @@ TEST(verdict)
     begin(true);
     post(MSG);
     remote_forget(ep[1]);
-    r2_nicstate_located(0, UINT64_MAX, "test says so", r2_now_ns());
+    r2_nicstate_located(0, "test says so", r2_now_ns());
     CHECK_GE(remote_hear(ep[1], R2_F_NIC, &m, sizeof(m)), 0);
     CHECK(m.nic == 0 && m.word == R2_NIC_FAILED);
     CHECK(remote_wait_flag(&ep[0]->is_shut));
     CHECK(wait_nic(0, R2_SEG_NIC_FAILED));
     CHECK(remote_path(&r, 0, ep[0]->params.gen));
     CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
-    r2_nicstate_located(0, 0, "test says so", r2_now_ns());
+    remote_nic_back(0);
     remote_end(&r);
     r2_nicstate_forgive(0, r2_now_ns());
 }
@@ -53,7 +53,7 @@ TEST(verdict)
 static void *give_verdict(void *arg)
 {
     (void)arg;
-    r2_nicstate_located(0, UINT64_MAX, "test says so", r2_now_ns());
+    r2_nicstate_located(0, "test says so", r2_now_ns());
     return NULL;
 }
 
@@ -83,7 +83,7 @@ TEST(verdict_is_told)
     CHECK(remote_wait_flag(&ep[0]->is_shut));
     CHECK(remote_path(&r, 0, ep[0]->params.gen));
     CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
-    r2_nicstate_located(0, 0, "test says so", r2_now_ns());
+    remote_nic_back(0);
     remote_end(&r);
     r2_nicstate_forgive(0, r2_now_ns());
 }

@@ -19,7 +19,7 @@ static void wired_looks(int times)
 {
     set_wired(true);
     while (times--)
-        r2_nicreach_look(r2_now_ns());
+        r2_nicreach_look();
     set_wired(false);
 }
 
@@ -86,7 +86,7 @@ static void nothing(int nic)
 static void plain_looks(int times)
 {
     while (times--)
-        r2_nicreach_look(r2_now_ns());
+        r2_nicreach_look();
 }
 
 TEST(loopback)

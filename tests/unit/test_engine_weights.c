@@ -297,12 +297,12 @@ TEST(verdict_local)
     struct r2_ep *again;
 
     begin(3);
-    r2_nicstate_located(1, UINT64_MAX, "test says so", r2_now_ns());
+    r2_nicstate_located(1, "test says so", r2_now_ns());
     CHECK(remote_wait_flag(&ep[1]->is_shut));
     CHECK(!atomic_load(&ep[0]->is_shut) && !atomic_load(&ep[2]->is_shut));
     again = fake_find(r.id, 1, 1, ep[1]->params.gen); /* probing has begun */
     CHECK(again);
-    r2_nicstate_located(1, 0, "test says so", r2_now_ns());
+    remote_nic_back(1);
     remote_end(&r);
 }
 
@@ -330,7 +330,7 @@ TEST(within_the_node)
         ep[1] = fake_find(r.id, 1, 1, 0);
         CHECK(ep[1]);
         if (within) {
-            r2_nicstate_located(1, UINT64_MAX, "test says so", r2_now_ns());
+            r2_nicstate_located(1, "test says so", r2_now_ns());
             CHECK(remote_wait_flag(&ep[1]->is_shut));
             CHECK_EQ(r2_nic_word(1), R2_NIC_FAILED);
             again = remote_path(&r, 1, ep[1]->params.gen);
@@ -339,7 +339,7 @@ TEST(within_the_node)
             CHECK(!atomic_load(&again->is_shut)); /* it serves all the same */
         } else {
             CHECK(nic_back(1, REMOTE_WAIT_MS));
-            r2_nicstate_located(1, 0, "test says so", r2_now_ns());
+            remote_nic_back(1);
         }
         remote_end(&r);
     }

@@ -393,6 +393,12 @@ void remote_drain(int nic)
     r2_nicstate_drain(nic, r2_now_ns());
 }
 
+void remote_nic_back(int nic)
+{
+    r2_nicstate_place(nic, R2_PLACE_EV_LINK_DOWN, "a test", r2_now_ns());
+    r2_nicstate_place(nic, R2_PLACE_EV_LINK_UP, "a test", r2_now_ns());
+}
+
 void remote_undrain(int nic)
 {
     r2_nicstate_undrain(nic, r2_now_ns());
