@@ -44,6 +44,7 @@ from r2ccl_ctl.control import (
     Process,
     Selection,
     Snapshot,
+    left_out,
     list_processes,
     of_others,
     unreadable,
@@ -243,13 +244,12 @@ def show_check(wanted: Selection, hosts: list[str], via: str, timeout: float) ->
     ]
     reasons += [verdict.Reason(verdict.UNKNOWN, text) for text in unread]
     if not snapshots and not unread:
-        reasons.append(verdict.Reason(verdict.UNKNOWN, nobody(wanted, place or " here")))
+        hidden = [] if hosts else [t for t in (of_others(wanted), left_out(wanted)) if t]
+        text = "; ".join(hidden) or nobody(wanted, place or " here")
+        reasons.append(verdict.Reason(verdict.UNKNOWN, text))
     code = verdict.worst(reasons)
-    first = sorted(reasons, key=lambda reason: reason.code != code)
-    texts = [str(reason) for reason in first[:NAMED]]
-    texts += [f"and {len(first) - NAMED} more"] if len(first) > NAMED else []
     count = number(len(snapshots), "process", "es") + place
-    click.echo(f"R2CCL {verdict.WORDS[code]}: {'; '.join(texts) or count}")
+    click.echo(f"R2CCL {verdict.WORDS[code]}: {verdict.line(reasons, NAMED) or count}")
     sys.exit(code)
 
 

@@ -48,6 +48,9 @@ def check(hosts: Sequence[str], via: str, command: Sequence[str] = ()) -> list[F
         if len(ready) > ALL_PAIRS:
             text = f"of {len(ready)} hosts each one exchanged bytes with the next one only"
             found.append(Finding("note", "exchange", text))
+        if len(hosts) == 1:
+            text = "one host alone was checked: no bytes were exchanged"
+            found.append(Finding("note", "exchange", text, "name two or more hosts"))
     finally:
         at_once(Site.stop, helpers)
     return found
@@ -135,6 +138,7 @@ def _exchange(a: Site, b: Site) -> list[Finding]:
             found.append(Finding("error", "unknown", f"{name}: {err}", node=a.host))
             break
         found.append(judge(name, nic, said, a.host))
+        found += _last_port(a, b, index, other, said)
         if not said["error"]:
             rates.append((said["rate"], name))
     middle = sorted(rate for rate, _ in rates)[len(rates) // 2] if rates else 0
@@ -143,6 +147,23 @@ def _exchange(a: Site, b: Site) -> list[Finding]:
             text = f"{name}: {show_rate(rate)}, where the median is {show_rate(middle)}"
             found.append(Finding("warning", "rate", text, "check its link speed", a.host))
     return found
+
+
+def _last_port(a: Site, b: Site, nic: int, other: int, said: dict[str, Any]) -> list[Finding]:
+    """The other end of R2CCL_PORT_RANGE, if its first port is open."""
+    port, peer = b.places[other]["last"], b.nics[other]
+    if not port or said["error"]:
+        return []
+    try:
+        last = a.ask(ANSWER_S, do="send", nic=nic, addr=peer.addr, token=b.token, port=port,
+                     seconds=0)  # fmt: skip
+    except NoAnswer as err:
+        return [Finding("error", "unknown", f"port {port} of {b.host}: {err}", node=a.host)]
+    if not last["error"]:
+        return []
+    text = f"{a.nics[nic].name} to {b.host} {peer.name} ({peer.addr} port {port}): {last['error']}"
+    remedy = "open all ports of R2CCL_PORT_RANGE in the firewall"
+    return [Finding("error", "ports", text, remedy, a.host)]
 
 
 def judge(name: str, nic: HostNic, said: dict[str, Any], node: str) -> Finding:

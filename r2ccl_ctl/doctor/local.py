@@ -273,17 +273,27 @@ def nccl_names(library: Path | None) -> set[str]:
 def check_variables(base: Mapping[str, str], known: set[str]) -> list[Finding]:
     """Misspelt names, bad values, and what contradicts itself. `known`: NCCL's names."""
     out = [Finding("warning", "variables", text) for text in settings_view.complaints({})]
-    out += [Finding("error", "variables", text) for text in environment.hindrances(base)]
-    hindered = set(environment.hindrances(base))
-    for text in environment.warnings(base):
-        if text not in hindered:
-            out.append(Finding("note", "variables", text))
+    hindered = environment.hindrances(base) + environment.hindrances_in_files(base)
+    out += [Finding("error", "variables", text) for text in hindered]
+    out += [
+        Finding("note", "variables", t) for t in environment.warnings(base) if t not in hindered
+    ]
+    out += check_env_plugin(base)
     out += [_misspelt(name, known) for name in _strangers(base, known)]
     nics = base.get("R2CCL_NICS") or settings_view.from_file("R2CCL_NICS")[0]
     if nics and base.get("NCCL_SOCKET_IFNAME"):
         text = "R2CCL_NICS and NCCL_SOCKET_IFNAME are both set: R2CCL obeys the first one"
         out.append(Finding("note", "variables", text, "NCCL's bootstrap obeys the other"))
     return out or [Finding("ok", "variables", "no variable is misspelt or contradicts another")]
+
+
+def check_env_plugin(base: Mapping[str, str]) -> list[Finding]:
+    name = base.get("NCCL_ENV_PLUGIN", "")
+    if not name or name.lower() == "none":
+        return []
+    text = f"NCCL_ENV_PLUGIN={name} may set NCCL's variables when a job starts: not seen here"
+    remedy = 'with NCCL_DEBUG=INFO a job must say "Using network R2CCL"'
+    return [Finding("note", "variables", text, remedy)]
 
 
 def _strangers(base: Mapping[str, str], known: set[str]) -> Iterable[str]:

@@ -316,6 +316,7 @@ def test_another_version_is_no_answer() -> None:
 def test_a_screen_is_not_overrun(start_writer: StartWriter) -> None:
     from rich.console import Console
 
+    from r2ccl_ctl.cli.common import Whole, fitted
     from r2ccl_ctl.cli.overview_view import overview_view
 
     snapshot = start_writer().process.snapshot()
@@ -328,3 +329,10 @@ def test_a_screen_is_not_overrun(start_writer: StartWriter) -> None:
         out.print(overview_view(jobs, [], 12))
     lines = captured.get().splitlines()
     assert len(lines) <= 12 and lines[-1].startswith("and 32 more"), lines
+    # Rows that are longer than the terminal is wide take more lines.
+    narrow = Console(width=60, height=24)
+    view = fitted(narrow, lambda lines: overview_view(jobs, [], lines))
+    with narrow.capture() as captured:
+        narrow.print(Whole(view))
+    lines = captured.get().splitlines()
+    assert 15 < len(lines) < 24 and lines[-1].startswith("and "), lines
