@@ -71,6 +71,11 @@ def starter(via: str, host: str) -> list[str]:
     return [*words, host]
 
 
+def attempt(via: str, host: str) -> str:
+    """A command with which a user can see why a helper gave no answer."""
+    return shlex.join([*starter(via, host), "true"])
+
+
 def python_path(env: Mapping[str, str]) -> str:
     """Where a helper finds this package, and what the user's own PYTHONPATH has."""
     return prepend([str(Path(__file__).resolve().parents[1])], env.get("PYTHONPATH", ""))
@@ -113,6 +118,7 @@ class Helper:
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.host = host
+        self.via = via
         argv = argv or argv_for(via, host, os.environ, module)
         try:
             self.popen = subprocess.Popen(

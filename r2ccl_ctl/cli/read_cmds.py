@@ -131,9 +131,9 @@ def ps(
         print_json({**view.document("processes", rows), **unread_dict(wanted)})
     elif found:
         show(view.process_table(found))
-    else:
-        click.echo(nobody(wanted) + more, err=True)
     hidden = "" if as_json else of_others(wanted)
+    if not (comms or as_json or found or hidden):
+        click.echo(nobody(wanted) + more, err=True)
     if hidden:
         click.echo(hidden, err=True)
     say_left_out(wanted, [] if comms else found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from r2ccl_ctl.doctor.finding import Finding
 from r2ccl_ctl.doctor.local import network
 from r2ccl_ctl.hostnics import HostNic
-from r2ccl_ctl.remote import Helper, NoAnswer, at_once, starter
+from r2ccl_ctl.remote import Helper, NoAnswer, at_once, attempt
 from r2ccl_ctl.units import show_rate
 
 LOOK_S = 90.0
@@ -63,8 +62,7 @@ def _look(via: str, command: Sequence[str], helper: Site) -> list[Finding]:
         helper.version = seen["version"]
         listening = helper.ask(ANSWER_S, do="listen")
     except NoAnswer as err:
-        words = shlex.join([*starter(via, helper.host), "true"])
-        remedy = f"try `{words}`; R2CCL has to be at the same place there"
+        remedy = f"try `{attempt(via, helper.host)}`; R2CCL has to be at the same place there"
         text = f"the helper on {helper.host} could not be asked: {err}"
         return [Finding("error", "unknown", text, remedy, helper.host)]
     found = [Finding(**{**row, "node": helper.host}) for row in seen["findings"]]

@@ -384,7 +384,11 @@ def test_what_keeps_it_from_running_is_no_verdict() -> None:
          "--case", "none"],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    assert done.returncode == 3 and "Error: a: the helper gave no answer" in done.stderr
+    assert done.returncode == 3
+    assert (
+        "Error: a: the helper gave no answer: it ended with code 1; try `false a true`"
+        in done.stderr
+    )
 
 
 def test_rates_of_the_picture() -> None:
