@@ -12,11 +12,21 @@ static uint32_t chunk_max(void)
     return (uint32_t)(r2_eng.set->chunk & ~UINT64_C(127));
 }
 
+/* By what waits: all of it may go over any NIC, or not. */
+static uint64_t slack(const struct r2_peer *p)
+{
+    R2_FOR_EACH_READY (c, p) {
+        if (c->first != R2_ANY_NIC)
+            return R2_PATHRATE_SLACK_NS;
+    }
+    return r2_list_empty(&p->ready) ? R2_PATHRATE_SLACK_NS : R2_PATHRATE_SLACK_ANY_NS;
+}
+
 static uint64_t room(const struct r2_path *path)
 {
     uint32_t chunk = r2_pathrate_chunk_len(&path->rate, chunk_max());
     unsigned lanes = r2_eng.ops->lanes(path->ep);
-    uint64_t window = r2_pathrate_window(&path->rate, chunk, lanes);
+    uint64_t window = r2_pathrate_window(&path->rate, chunk, lanes, slack(path->peer));
     uint64_t used = r2_pathrate_inflight(&path->rate);
 
     if (path->flow.busy_until && path->peer->shares.members > 1 && !r2_conn_narrow() &&
@@ -67,7 +77,9 @@ static struct r2_sched_path seen(const struct r2_path *path, const struct r2_con
 
     return (struct r2_sched_path){
         .rate = r2_pathrate_rate_now(&path->rate, now),
-        .inflight = r2_pathrate_inflight(&path->rate),
+        .inflight = c->first == R2_ANY_NIC
+                        ? atomic_load_explicit(&r2_eng.inflight[path->lnic], memory_order_relaxed)
+                        : r2_pathrate_inflight(&path->rate),
         .distance = r2_eng.near[c->home][path->lnic],
     };
 }
@@ -171,7 +183,9 @@ static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, 
         others[n] = seen(other, c);
         of[n++] = other;
     }
-    next = r2_sched_next(&self, others, n, c->waiting, chunk);
+    next = c->first == R2_ANY_NIC ? r2_sched_less_busy(&self, others, n, chunk) : -1;
+    if (next < 0)
+        next = r2_sched_next(&self, others, n, c->waiting, chunk);
     if (next >= 0)
         of[next]->outbox.kick_wanted++;
     return next >= 0;
