@@ -70,7 +70,7 @@ def line(reasons: Iterable[Reason], most: int) -> str:
     texts = [
         str(group[0])
         if len(group) == 1
-        else f"{group[0].node}: {group[0].text} ({len(group)} processes)"
+        else f"{group[0].node}: {group[0].text}, {len(group)} processes"
         for group in first[:most]
     ]
     return "; ".join(texts + ([f"and {len(first) - most} more"] if len(first) > most else []))

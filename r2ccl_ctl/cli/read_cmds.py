@@ -152,8 +152,11 @@ def ps_there(looks: list[HostLook], wanted: Selection, *, comms: bool, as_json: 
     elif chosen:
         show(view.process_table(snapshot.process for snapshot in chosen))
     if not as_json:
-        for text in (text for look in looks for text in host_texts(look)):
+        texts = [text for look in looks for text in host_texts(look)]
+        for text in texts[:NAMED]:
             click.echo(f"warning: {text}", err=True)
+        if len(texts) > NAMED:
+            click.echo(f"warning: and {len(texts) - NAMED} more", err=True)
         if not chosen:
             click.echo(nobody(wanted, " there"), err=True)
     if all(look.error for look in looks):

@@ -133,6 +133,16 @@ def test_ps(nodes: Nodes) -> None:
     assert "warning: host nowhere does not answer" in done.stderr and done.returncode == 0
 
 
+def test_ps_does_not_repeat_itself_for_each_silent_host(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    looks = [HostLook(f"h{i}", [], [], "it ended with code 255") for i in range(60)]
+    with pytest.raises(SystemExit):
+        read_cmds.ps_there(looks, Selection(), comms=False, as_json=False)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 6 and lines[4] == "warning: and 56 more"
+
+
 def test_ranks_of_other_hosts_are_behind(
     start_writer: StartWriter, capsys: pytest.CaptureFixture[str]
 ) -> None:

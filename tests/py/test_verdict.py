@@ -70,7 +70,7 @@ def test_what_several_processes_say_stands_once() -> None:
     silent = verdict.Reason(verdict.UNKNOWN, "does not answer", "n1 pid 5", "n1")
     said = verdict.line([silent, path, *(nic(pid) for pid in range(480))], 4)
     assert said == (
-        "n0: NIC eth1 is failed (480 processes); n0 pid 1: paths to n1:7: 2 left, 1 lost; "
+        "n0: NIC eth1 is failed, 480 processes; n0 pid 1: paths to n1:7: 2 left, 1 lost; "
         "n1 pid 5: does not answer"
     )
     assert verdict.line([path, silent], 1).endswith("; and 1 more")
