@@ -15,6 +15,7 @@ import click
 from r2ccl_ctl import trace as traces
 from r2ccl_ctl.cli.common import complete_job, of_option
 from r2ccl_ctl.cli.host_options import host_options
+from r2ccl_ctl.cli.overview_view import number
 from r2ccl_ctl.control import Process, Selection, open_segment, select
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.journal import Event, read_all
@@ -107,7 +108,8 @@ def trace(
         output.write_text(text, encoding="utf-8")
     spans = len(traces.failovers(events))
     ranks = len({event.process.name for event in events})
-    what = f"{len(events)} events of {ranks} processes, {spans} failovers"
+    what = f"{number(len(events), 'event', 's')} of {number(ranks, 'process', 'es')}, "
+    what += number(spans, "failover", "s")
     click.echo(what if piped else f"{output}: {what}", err=piped)
     for note in notes:
         click.echo(f"note: {note}", err=True)

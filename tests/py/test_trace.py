@@ -260,7 +260,7 @@ def test_of_a_case_of_validate(tmp_path: Path) -> None:
              for word in row["args"]}  # fmt: skip
     assert units == {"Mbit/s", "bus GB/s"}
     piped = trace("--record", str(record), "-o", "-")
-    assert json.loads(piped.stdout) == json.loads(text) and " events of " in piped.stderr
+    assert json.loads(piped.stdout) == json.loads(text) and " events of 2 processes, " in piped.stderr
 
 
 def test_usage(tmp_path: Path) -> None:
