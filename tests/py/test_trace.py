@@ -260,7 +260,10 @@ def test_of_a_case_of_validate(tmp_path: Path) -> None:
              for word in row["args"]}  # fmt: skip
     assert units == {"Mbit/s", "bus GB/s"}
     piped = trace("--record", str(record), "-o", "-")
-    assert json.loads(piped.stdout) == json.loads(text) and " events of 2 processes, " in piped.stderr
+    assert (
+        json.loads(piped.stdout) == json.loads(text)
+        and "6 events of 1 process, 1 failover" in piped.stderr
+    )
 
 
 def test_usage(tmp_path: Path) -> None:
