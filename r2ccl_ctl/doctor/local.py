@@ -26,6 +26,8 @@ ANSWER_S = 20.0
 NCCL_FIRST = (2, 18)
 NCCL_BY_PATH = (2, 21)
 _NCCL_NAME = re.compile(rb"NCCL_[A-Z0-9_]{2,60}")
+_NET_API = re.compile(rb"\0ncclNetPlugin_v(\d+)(?=\0)")
+_GLIBC = re.compile(rb"\0GLIBC_(\d+\.\d+)(?=\.\d+\0|\0)")
 _VERSION = (
     "import ctypes, sys; n = ctypes.c_int(); "
     "ctypes.CDLL(sys.argv[1]).ncclGetVersion(ctypes.byref(n)); print(n.value)"
@@ -45,6 +47,7 @@ def check_all(command: Sequence[str] = ()) -> tuple[HostNics, list[Finding]]:
     found += check_subnets(nics.nics, read_sysctl)
     found += check_limits(nics.nics)
     found += check_nccl(library)
+    found += check_plugin(paths.plugin_path())
     found += check_preload()
     found += check_variables(base, nccl_names(library))
     found += check_rdma(nics.nics)
@@ -236,6 +239,21 @@ def check_nccl(library: Path | None) -> list[Finding]:
     if version < NCCL_BY_PATH:
         return [Finding("note", "nccl", text, "start the job with r2ccl-ctl run --by-name")]
     return [Finding("ok", "nccl", text)]
+
+
+def check_plugin(plugin: Path) -> list[Finding]:
+    """What NCCL looks for in the plugin, and the glibc that it needs."""
+    data = plugin.read_bytes()
+    versions = sorted({int(number) for number in _NET_API.findall(data)})
+    if not versions:
+        text = f"{plugin} has no ncclNetPlugin symbol: NCCL will not use it"
+        return [Finding("error", "plugin", text, "build or install R2CCL again")]
+    text = f"{plugin} has net API v{versions[0]} to v{versions[-1]}"
+    needs = max((tuple(map(int, n.split(b"."))) for n in _GLIBC.findall(data)), default=None)
+    if needs:
+        have = (os.confstr("CS_GNU_LIBC_VERSION") or "unknown").removeprefix("glibc ")
+        text += f"; it needs glibc {needs[0]}.{needs[1]}, here is {have}"
+    return [Finding("ok", "plugin", text)]
 
 
 def check_preload() -> list[Finding]:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import ROOT, missing
+from conftest import ROOT, Build, missing
 
 from r2ccl_ctl import remote, settings_view
 from r2ccl_ctl.doctor import exchange, hosts, local
@@ -96,6 +96,16 @@ def test_nccls_file_and_its_env_plugin(
     (note,) = local.check_variables({"NCCL_ENV_PLUGIN": "gib"}, set())
     assert note.severity == "note" and "NCCL_ENV_PLUGIN=gib" in note.evidence
     assert kinds(local.check_variables({"NCCL_ENV_PLUGIN": "none"}, set())) == {}
+
+
+def test_plugin(build: Build, tmp_path: Path) -> None:
+    (found,) = local.check_plugin(build.plugin)
+    assert found.severity == "ok" and "net API v6 to v12; it needs glibc 2." in found.evidence
+    other = tmp_path / "libnccl-net-other.so"
+    other.write_bytes(b"\0ncclNetPlugin\0GLIBC_2.9\0")
+    assert [one.severity for one in local.check_plugin(other)] == ["error"]
+    other.write_bytes(b"\0ncclNetPlugin_v8\0ncclNetPlugin_v10\0GLIBC_2.9\0GLIBC_2.17\0")
+    assert "v8 to v10; it needs glibc 2.17," in local.check_plugin(other)[0].evidence
 
 
 def test_names_come_from_the_library(tmp_path: Path) -> None:
