@@ -35,23 +35,6 @@ void r2_sched_order(const struct r2_sched_path paths[], int n, uint16_t order[])
     }
 }
 
-int r2_sched_less_busy(const struct r2_sched_path *self, const struct r2_sched_path others[], int n,
-                       uint32_t chunk)
-{
-    uint64_t soon = r2_sched_done(self, 0);
-    int soonest = -1;
-
-    for (int i = 0; i < n; i++) {
-        uint64_t theirs = r2_sched_done(&others[i], chunk);
-
-        if (theirs && theirs < soon) {
-            soon = theirs;
-            soonest = i;
-        }
-    }
-    return soonest;
-}
-
 int r2_sched_next(const struct r2_sched_path *self, const struct r2_sched_path others[], int n,
                   uint64_t waiting, uint32_t chunk)
 {

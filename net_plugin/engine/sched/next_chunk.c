@@ -77,9 +77,7 @@ static struct r2_sched_path seen(const struct r2_path *path, const struct r2_con
 
     return (struct r2_sched_path){
         .rate = r2_pathrate_rate_now(&path->rate, now),
-        .inflight = c->first == R2_ANY_NIC
-                        ? atomic_load_explicit(&r2_eng.inflight[path->lnic], memory_order_relaxed)
-                        : r2_pathrate_inflight(&path->rate),
+        .inflight = r2_pathrate_inflight(&path->rate),
         .distance = r2_eng.near[c->home][path->lnic],
     };
 }
@@ -163,29 +161,59 @@ void r2_peer_kick(struct r2_peer *p)
     }
 }
 
+/* `other` could take the chunk in place of the path. */
+static bool may_instead(const struct r2_path *path, const struct r2_path *other,
+                        const struct r2_req *r)
+{
+    struct r2_peer *p = path->peer;
+    int stays = r2_conn_stays(r->conn);
+
+    return other != path && r2_path_may(other) >= R2_MAY_LIMITED && !other->hb.unanswered &&
+           other->flow.busy_until <= r2_peer_now(p) && (stays < 0 || other->lnic == stays) &&
+           r2_share_may(&p->shares, &other->share) && r2_send_carries(other, r);
+}
+
+static uint64_t nic_inflight(const struct r2_path *path)
+{
+    return atomic_load_explicit(&r2_eng.inflight[path->lnic], memory_order_relaxed);
+}
+
+/* A chunk that any NIC may take is left to one that has room and less in flight, to all peers: so a
+ * NIC that some peers have no other of leaves its time to them. One with nothing in flight takes
+ * it. Of NICs with unlike rates each has about as much in flight. */
+static bool leave_to_less_busy(const struct r2_path *path, const struct r2_req *r)
+{
+    uint64_t least = nic_inflight(path);
+    struct r2_path *to = NULL;
+
+    R2_FOR_EACH_PATH (other, path->peer) {
+        if (nic_inflight(other) >= least || !may_instead(path, other, r) || !room(other))
+            continue;
+        least = nic_inflight(other);
+        to = other;
+    }
+    if (to)
+        to->outbox.kick_wanted++;
+    return to != NULL;
+}
+
 /* The path leaves its chunk to a faster one, which is asked. */
 static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, uint32_t chunk)
 {
-    const struct r2_peer *p = path->peer;
     const struct r2_conn *c = r->conn;
     struct r2_sched_path self = seen(path, c), others[R2_PATHS_MAX];
     struct r2_path *of[R2_PATHS_MAX];
-    int stays = r2_conn_stays(c), n = 0, next;
+    int n = 0, next;
 
-    for (int i = 0; i < p->n_paths && self.rate; i++) {
-        struct r2_path *other = p->paths[i];
-
-        if (other == path || r2_path_may(other) < R2_MAY_LIMITED || other->hb.unanswered ||
-            other->flow.busy_until > r2_peer_now(path->peer) ||
-            (stays >= 0 && other->lnic != stays) || !r2_share_may(&p->shares, &other->share) ||
-            !r2_send_carries(other, r))
+    if (c->first == R2_ANY_NIC && leave_to_less_busy(path, r))
+        return true;
+    R2_FOR_EACH_PATH (other, path->peer) {
+        if (!self.rate || !may_instead(path, other, r))
             continue;
         others[n] = seen(other, c);
         of[n++] = other;
     }
-    next = c->first == R2_ANY_NIC ? r2_sched_less_busy(&self, others, n, chunk) : -1;
-    if (next < 0)
-        next = r2_sched_next(&self, others, n, c->waiting, chunk);
+    next = r2_sched_next(&self, others, n, c->waiting, chunk);
     if (next >= 0)
         of[next]->outbox.kick_wanted++;
     return next >= 0;
