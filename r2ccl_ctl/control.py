@@ -362,6 +362,10 @@ class Selection:
         return plain(", ".join(parts))
 
 
+class Nobody(R2Error):
+    """No process is here at all."""
+
+
 def select(
     wanted: Selection, *, dead: bool = False, directory: Path | None = None
 ) -> list[Process]:
@@ -382,7 +386,7 @@ def select(
         can = "this r2ccl-ctl can read" if other else "you may read"
         raise R2Error(f"no {_what(dead)} that {can}. {hidden}")
     where = f"with {wanted} " if str(wanted) else ""
-    raise R2Error(
+    raise Nobody(
         f"no {_what(dead)} {where}on this machine. Start one with `r2ccl-ctl run -- CMD`; if it "
         "runs in a container, use r2ccl-ctl there or share /dev/shm; if it is another user's, "
         "use sudo; if it found no room in /dev/shm, it has said so"
