@@ -8,19 +8,19 @@
 
 #include "util/clock.h"
 
-static _Atomic uint64_t added;
+_Atomic uint64_t added_ns;
 
 uint64_t r2_now_ns(void)
 {
     struct timespec ts;
 
     clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * R2_NS_PER_S + (uint64_t)ts.tv_nsec + atomic_load(&added);
+    return (uint64_t)ts.tv_sec * R2_NS_PER_S + (uint64_t)ts.tv_nsec + atomic_load(&added_ns);
 }
 
 static inline void add_time(uint64_t ns)
 {
-    atomic_fetch_add(&added, ns);
+    atomic_fetch_add(&added_ns, ns);
 }
 
 #endif

@@ -36,7 +36,7 @@ static void one_look(void (*answer)(int nic))
     do {
         for (int i = 0; answer && i < NICS; i++)
             answer(i);
-        fake_sleep_ms(5);
+        fake_pass_ms(5);
         CHECK(remote_command(see_rounds, 0));
     } while (asking && (ms += 5) < WAIT_MS);
     CHECK(!asking);

@@ -48,7 +48,7 @@ static void begin(int nics)
     remote_new(&r, false, nics);
     CHECK(remote_open(&r, 1));
     for (int ms = 0; ms < WAIT_MS && !answers_beats(); ms++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     CHECK(answers_beats());
 }
 
@@ -74,7 +74,7 @@ TEST(host_stands_still)
     begin(NICS);
     atomic_store(&fake_find(r.id, 0, 0, 0)->silent, true);
     for (int ms = 0; ms < WAIT_MS && !remote_suspect(&r); ms++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     CHECK(remote_suspect(&r));
     looks(1);
     before = asked();
