@@ -69,8 +69,8 @@ TEST(from_the_beginning)
     for (int nic = 0; nic < 2; nic++)
         r2_nicstate_forgive(nic, r2_now_ns());
     bed_until_paths(bed.tx, 2);
-    for (int ms = 0; ms < BED_WAIT_MS && sockets(); ms++)
-        bed_ms(1);
+    WHILE_MS (BED_WAIT_MS, sockets())
+        ;
     CHECK_EQ(sockets(), 0);
     message(3);
     bed_finish(&bed, &memory);

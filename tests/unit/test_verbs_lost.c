@@ -237,8 +237,8 @@ static void control_alone(const char *how, bool initiator, const char *cause)
     bed_register(&bed, &memory);
     bed_message(&bed, &memory, turn++);
     from = bed_journal();
-    for (int ms = 0; ms < BED_WAIT_MS && !(carries() && control_of(initiator)); ms++)
-        bed_ms(1);
+    WHILE_MS (BED_WAIT_MS, !(carries() && control_of(initiator)))
+        ;
     CHECK(carries() && control_of(initiator));
     snprintf(text, sizeof(text), "%s %u", how, control_of(initiator));
     bed_script(text);

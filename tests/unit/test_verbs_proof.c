@@ -70,8 +70,8 @@ static void begin(void)
     bed_open(&bed, 2);
     bed_register(&bed, &memory);
     bed_message(&bed, &memory, turn++);
-    for (int ms = 0; ms < BED_WAIT_MS && !(told(bed.tx) && told(bed.rx)); ms++)
-        bed_ms(1);
+    WHILE_MS (BED_WAIT_MS, !(told(bed.tx) && told(bed.rx)))
+        ;
     CHECK(told(bed.tx) && told(bed.rx));
 }
 
@@ -232,8 +232,8 @@ TEST(large_packets_vanish)
 static void end_paths(const char *script)
 {
     bed_script("!port fv0 1 down");
-    for (int ms = 0; ms < BED_WAIT_MS && carries(); ms++)
-        bed_ms(1);
+    WHILE_MS (BED_WAIT_MS, carries())
+        ;
     CHECK(!carries());
     r2_nicstate_forgive(0, r2_now_ns());
     bed_script(script);
