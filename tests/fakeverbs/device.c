@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../pause.h"
 #include "fake.h"
 
 struct fake fv = {.lock = PTHREAD_MUTEX_INITIALIZER, .unhang = PTHREAD_COND_INITIALIZER};
@@ -224,10 +225,10 @@ void fv_may_hang(struct fv_dev *dev)
     while (dev->hang)
         pthread_cond_wait(&fv.unhang, &fv.lock);
     if (fv.chaos.cmd_us) {
-        useconds_t us = (useconds_t)fv_random(fv.chaos.cmd_us);
+        unsigned long us = fv_random(fv.chaos.cmd_us);
 
         pthread_mutex_unlock(&fv.lock);
-        usleep(us);
+        pause_us(us);
         pthread_mutex_lock(&fv.lock);
     }
 }

@@ -282,7 +282,7 @@ static uint64_t warm_up(void)
             struct r2_bulk c[2];
             int n = fake_next(a, &c[0]), m = fake_next(b, &c[n]);
 
-            usleep(300);
+            add_time(300 * R2_NS_PER_US);
             for (int i = 0; i < n + m; i++) {
                 CHECK(fake_chunk_sent(n && i == 0 ? a : b, &c[i]));
                 ack_chunk(n && i == 0 ? a : b, &c[i]);

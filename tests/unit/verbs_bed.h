@@ -28,7 +28,7 @@ static int (*bed_script)(const char *text); /* tests/fakeverbs/script.c */
 
 __attribute__((unused)) static void bed_ms(int ms)
 {
-    await_us((unsigned)ms * 1000);
+    pause_us((unsigned long)ms * 1000);
 }
 
 /* The stand-in beside this program's build folder; skips the test where it could not be built. */
