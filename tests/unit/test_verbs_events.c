@@ -88,7 +88,7 @@ TEST(port_of_another)
             snprintf(text, sizeof(text), "!event fv0 %d %d", types[i], port + 1);
             bed_script(text);
         }
-        bed_ms(50);
+        AWAIT(!bed_script("unread fv0"));
         message(port + 10);
         CHECK_EQ(carries(other), gens[other]);
         CHECK_EQ(bed_told(from, R2_EV_PATH_DOWN, nics[other], nics[other], NULL), 0);
@@ -107,7 +107,7 @@ TEST(port_of_another)
             bed_script(text);
         }
     }
-    bed_ms(100);
+    AWAIT(!bed_script("unread fv0"));
     message(2);
     for (int nic = 0; nic < 2; nic++)
         CHECK_EQ(carries(nic), gens[nic]);
@@ -249,7 +249,7 @@ TEST(nothing_new)
         of_port("pkey", port, "1 0x8002");
         of_port("pkey", port, same);
     }
-    bed_ms(200);
+    AWAIT(!bed_script("unread fv0"));
     message(1);
     for (int nic = 0; nic < 2; nic++)
         CHECK_EQ(ended(from, nic, nic), 0);
@@ -314,7 +314,7 @@ TEST(change_is_seen_early)
         bed_script("!hang fv0 2");
         snprintf(text, sizeof(text), "!event fv0 %d 1", types[i]);
         bed_script(text);
-        bed_ms(20); /* asked */
+        AWAIT(bed_script("hung fv0")); /* asked */
         snprintf(text, sizeof(text), "0 %d", i ? key : other);
         of_port("pkey", 0, text);
         bed_script("!hang fv0 0");
@@ -363,7 +363,7 @@ TEST(events_of_queues)
         snprintf(text, sizeof(text), "!queue fv0 %d %d", means_nothing[i], (int)i);
         bed_script(text);
     }
-    bed_ms(100);
+    AWAIT(!bed_script("unread fv0"));
     message(9);
     CHECK_EQ(bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, NULL), 0);
     finish();

@@ -247,7 +247,7 @@ TEST(old_one_answers_late)
         bed_script("!hang fv1 2");
         snprintf(text, sizeof(text), "!event fv1 %d 1", IBV_EVENT_SM_CHANGE);
         bed_script(text);
-        bed_ms(50);
+        AWAIT(bed_script("hung fv1"));
         bed_script(ways[i]);
         until_second(false);
         bed_script("!restore fv1");
@@ -423,7 +423,7 @@ TEST(old_one_is_closed)
 static void *removes_soon(void *arg)
 {
     (void)arg;
-    bed_ms(300);
+    AWAIT(thread_waits(getpid()));
     bed_script("!remove fv1");
     return NULL;
 }
