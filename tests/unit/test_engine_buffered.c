@@ -53,9 +53,7 @@ static uint64_t open_connections(void)
 
 static void wait_connections(uint64_t n)
 {
-    for (int i = 0; i < REMOTE_WAIT_MS && open_connections() != n; i++)
-        fake_pass_ms(1);
-    CHECK_EQ(open_connections(), n);
+    FAKE_AWAIT(REMOTE_WAIT_MS, open_connections() == n);
 }
 
 static void answer_close(struct r2_ep *ep)

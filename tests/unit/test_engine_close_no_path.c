@@ -146,9 +146,7 @@ TEST(the_wait_begins_with_the_work)
     CHECK(remote_open(&r, 1));
     ep = fake_find(r.id, 0, 0, 0);
     atomic_store(&ep->silent, true);
-    for (int i = 0; i < REMOTE_WAIT_MS && !remote_suspect(&r); i++)
-        fake_pass_ms(1);
-    CHECK(remote_suspect(&r));
+    FAKE_AWAIT(REMOTE_WAIT_MS, remote_suspect(&r));
     fake_pass_ms(1500);
     t0 = r2_now_ns();
     CHECK_EQ(r2_engine_irecv(r.conn, sink, sizeof(sink), 0, NULL, &req), 0);

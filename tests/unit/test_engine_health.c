@@ -417,9 +417,7 @@ TEST(small_packets_alone_arrive)
 {
     begin(true);
     small_after_large(0);
-    for (int i = 0; i < 5000 && !warned_of_packets(); i++)
-        fake_pass_ms(1);
-    CHECK(warned_of_packets());
+    FAKE_AWAIT(5000, warned_of_packets());
     remote_end(&r);
 }
 

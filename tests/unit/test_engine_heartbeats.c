@@ -118,9 +118,7 @@ TEST(calm_paths_go_together)
     fake_pass_ms(3 * BEAT_MS);
     CHECK_EQ(remote_ack_range(ep[1], &r, b.seq, b.offset, b.len), 0);
     fake_pass_ms(14 * BEAT_MS); /* until then it is asked as if it were in use */
-    for (int i = 0; i < 4 * SELDOM_MS && !together(); i++)
-        fake_pass_ms(1);
-    CHECK(together());
+    FAKE_AWAIT(4 * SELDOM_MS, together());
     for (int i = 0; i < 5; i++) { /* and stay so */
         fake_pass_ms(SELDOM_MS / 4);
         CHECK(together());
@@ -188,9 +186,7 @@ TEST(old_answers_prove_nothing)
         CHECK(!atomic_load(&ep[i]->is_shut));
         atomic_store(&ep[i]->silent, false);
     }
-    for (int i = 0; i < REMOTE_WAIT_MS && remote_suspect(&r); i++)
-        fake_pass_ms(1);
-    CHECK(!remote_suspect(&r));
+    FAKE_AWAIT(REMOTE_WAIT_MS, !remote_suspect(&r));
     remote_end(&r);
 }
 

@@ -24,9 +24,7 @@ static struct r2_req *reqs[MESSAGES];
 
 static void nothing_limits(void)
 {
-    for (int ms = 0; ms < 1000 && r2_pause_limited(r2_now_ns()); ms++)
-        fake_pass_ms(1);
-    CHECK(!r2_pause_limited(r2_now_ns()));
+    FAKE_AWAIT(1000, !r2_pause_limited(r2_now_ns()));
 }
 
 /* Of the bed's peer, since it began. Whether that still holds is a matter of 20 ms. */

@@ -271,9 +271,7 @@ TEST(last_resort_and_back)
     back = pair(0, 0, R2_VIA_VERBS);
     CHECK(back != rdma);
     serves(back);
-    for (int ms = 0; ms < REMOTE_WAIT_MS && !spare(resort); ms++)
-        fake_pass_ms(1);
-    CHECK(spare(resort));
+    FAKE_AWAIT(REMOTE_WAIT_MS, spare(resort));
     CHECK(!spare(tcp));
     CHECK(!atomic_load(&tcp->is_shut));
     remote_end(&r);

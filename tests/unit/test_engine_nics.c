@@ -104,9 +104,7 @@ TEST(forgiven_by_a_peer)
     fake_pass_ms(150);
     CHECK_EQ(r2_nic_health(1).state, R2_HEALTH_DAMPED);
     r2_nic_forget(1);
-    for (int ms = 0; ms < 2000 && r2_nic_health(1).state == R2_HEALTH_DAMPED; ms++)
-        fake_pass_ms(1);
-    CHECK(r2_nic_health(1).state != R2_HEALTH_DAMPED);
+    FAKE_AWAIT(2000, r2_nic_health(1).state != R2_HEALTH_DAMPED);
     CHECK(wait_nic(1, R2_SEG_NIC_HEALTHY));
     remote_end(&r);
 }

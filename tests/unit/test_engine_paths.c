@@ -235,9 +235,7 @@ TEST(probe)
     CHECK_EQ(remote_test(req, 20, NULL), 0);
     fake_fail(probe, EALREADY, false); /* its process answered */
     CHECK_EQ(remote_test(req, 100, NULL), 0);
-    for (int i = 0; i < REMOTE_WAIT_MS && fake_probe(r.id) == probe; i++)
-        fake_pass_ms(1);
-    CHECK(fake_probe(r.id) != probe);
+    FAKE_AWAIT(REMOTE_WAIT_MS, fake_probe(r.id) != probe);
     fake_policy(r.id, -ECONNREFUSED);
     fake_fail(fake_probe(r.id), ECONNREFUSED, true);
     CHECK_EQ(remote_test(req, REMOTE_WAIT_MS, NULL), -ECONNRESET);

@@ -110,9 +110,7 @@ static void count_in(int nic)
 
 static void wait_trusted(int nic)
 {
-    for (int ms = 0; ms < WAIT_MS && !r2_nic_trusted(nic); ms++)
-        fake_pass_ms(1);
-    CHECK(r2_nic_trusted(nic));
+    FAKE_AWAIT(WAIT_MS, r2_nic_trusted(nic));
 }
 
 static void forget_rnics(int from)
@@ -257,9 +255,7 @@ TEST(host_stands_still)
     begin();
     ep = fake_find(r.id, 0, 0, 0);
     atomic_store(&ep->silent, true);
-    for (int ms = 0; ms < WAIT_MS && !unanswered(ep); ms++)
-        fake_pass_ms(1);
-    CHECK(unanswered(ep));
+    FAKE_AWAIT(WAIT_MS, unanswered(ep));
     looks(2 * LOOKS);
     CHECK(!marked(1));
     CHECK_EQ(warned(1, WORD), 0);

@@ -47,9 +47,7 @@ static void begin(int nics)
     memset(answers, 0, sizeof(answers));
     remote_new(&r, false, nics);
     CHECK(remote_open(&r, 1));
-    for (int ms = 0; ms < WAIT_MS && !answers_beats(); ms++)
-        fake_pass_ms(1);
-    CHECK(answers_beats());
+    FAKE_AWAIT(WAIT_MS, answers_beats());
 }
 
 static void nothing(int from)
@@ -73,9 +71,7 @@ TEST(host_stands_still)
 
     begin(NICS);
     atomic_store(&fake_find(r.id, 0, 0, 0)->silent, true);
-    for (int ms = 0; ms < WAIT_MS && !remote_suspect(&r); ms++)
-        fake_pass_ms(1);
-    CHECK(remote_suspect(&r));
+    FAKE_AWAIT(WAIT_MS, remote_suspect(&r));
     looks(1);
     before = asked();
     nothing(1);

@@ -284,9 +284,7 @@ static void changed_meanwhile(const char *const *change, const char *attr, int v
     CHECK_EQ(driver_calls, 0);
     CHECK_MEM(in.view, out.view, SIZE);
     memset(in.view, 0, SIZE);
-    WHILE_MS (BED_WAIT_MS, bed_attr(attr) != value)
-        ;
-    CHECK_EQ(bed_attr(attr), value);
+    AWAIT(bed_attr(attr) == value);
     r2_nicstate_forgive(0, r2_now_ns());
     r2_nicstate_forgive(1, r2_now_ns());
     bed_until_paths(bed.tx, 2);
@@ -335,9 +333,7 @@ static void pkeys(int key)
 
 static void until_attr(const char *name, int value)
 {
-    WHILE_MS (BED_WAIT_MS, bed_attr(name) != value)
-        ;
-    CHECK_EQ(bed_attr(name), value);
+    AWAIT(bed_attr(name) == value);
 }
 
 static void paths_again(void)

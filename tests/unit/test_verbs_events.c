@@ -281,9 +281,7 @@ TEST(told_before_the_device_answers)
         bed_script("!hang fv0 2");
         snprintf(text, sizeof(text), "!port fv0 %d down", port + 1);
         bed_script(text);
-        WHILE_MS (BED_WAIT_MS, active(port))
-            ;
-        CHECK(!active(port));
+        AWAIT(!active(port));
         CHECK(active(1 - port));
         until_carries(port, false);
         CHECK_EQ(ended(from, 1 - port, 1 - port), 0);
@@ -322,9 +320,7 @@ TEST(change_is_seen_early)
         CHECK_EQ(carries(1), gens[1]);
         message((int)i);
     }
-    WHILE_MS (BED_WAIT_MS, bed_attr("pkey") != key)
-        ;
-    CHECK_EQ(bed_attr("pkey"), key);
+    AWAIT(bed_attr("pkey") == key);
     finish();
 }
 
@@ -450,9 +446,7 @@ TEST(gid_changes_meanwhile)
         uint64_t begun = r2_now_ns();
 
         bed_script("!gid fv0 1 1 127.0.99.1"); /* leads nowhere */
-        WHILE_MS (BED_WAIT_MS, !atomic_load(&ep->failed))
-            ;
-        CHECK(atomic_load(&ep->failed));
+        AWAIT(atomic_load(&ep->failed));
         CHECK_LT(r2_now_ns() - begun, R2_NS_PER_S);
         r2_vep_put(ep);
         message(turn); /* over the other port */

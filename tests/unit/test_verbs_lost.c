@@ -237,9 +237,7 @@ static void control_alone(const char *how, bool initiator, const char *cause)
     bed_register(&bed, &memory);
     bed_message(&bed, &memory, turn++);
     from = bed_journal();
-    WHILE_MS (BED_WAIT_MS, !(carries() && control_of(initiator)))
-        ;
-    CHECK(carries() && control_of(initiator));
+    AWAIT(carries() && control_of(initiator));
     snprintf(text, sizeof(text), "%s %u", how, control_of(initiator));
     bed_script(text);
     until = r2_now_ns() + BED_WAIT_MS * R2_NS_PER_MS;

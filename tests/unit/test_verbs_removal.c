@@ -410,9 +410,7 @@ TEST(old_one_is_closed)
     bed_script("!refuse fv1 reg 3");
     bed_script("!remove fv1");
     bed_script("!restore fv1");
-    WHILE_MS (BED_WAIT_MS, !there(1))
-        ;
-    CHECK(there(1));
+    AWAIT(there(1));
     CHECK_EQ(r2_engine_dereg(bed.rx, mr), 0);
     finish();
     WHILE_MS (BED_WAIT_MS, bed_script("closed") == before)

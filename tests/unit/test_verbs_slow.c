@@ -33,9 +33,7 @@ static uint32_t bulk_of(bool initiator)
 /* It has one by now. */
 static uint32_t until_bulk(bool initiator)
 {
-    WHILE_MS (BED_WAIT_MS, !bulk_of(initiator))
-        ;
-    CHECK(bulk_of(initiator));
+    AWAIT(bulk_of(initiator));
     return bulk_of(initiator);
 }
 

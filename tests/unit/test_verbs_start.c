@@ -214,9 +214,7 @@ static void finalized_meanwhile(void)
 /* The devices are being opened. */
 static void until_begun(void)
 {
-    WHILE_MS (BED_WAIT_MS, !threads())
-        ;
-    CHECK_GT(threads(), 0);
+    AWAIT(threads());
 }
 
 static void *answers_soon(void *arg)

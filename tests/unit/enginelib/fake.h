@@ -120,6 +120,13 @@ void fake_forget(const uint8_t process[16]);
 /* So much time passes: the engine's clock goes from one timer to the next, and its threads do what
  * is due before the next step. Not by one of them, nor while the test keeps one awake. */
 void fake_pass_ms(int ms);
+/* At most so much of it, until that holds; else the test has failed. */
+#define FAKE_AWAIT(ms, cond)                                                                       \
+    do {                                                                                           \
+        for (int left_ = (ms); left_ > 0 && !(cond); left_--)                                      \
+            fake_pass_ms(1);                                                                       \
+        CHECK_MSG(cond, "waited in vain for %s", #cond);                                           \
+    } while (0)
 /* How many of its threads wait for the test: they are not waited for. */
 extern atomic_int fake_held;
 
