@@ -23,7 +23,7 @@ atomic_uint fake_flush_asked;
 
 /* ---- time */
 
-extern _Atomic uint64_t added_ns; /* added_time.h */
+extern _Atomic uint64_t added_ns, frozen_ns; /* added_time.h */
 atomic_int fake_held;
 
 /* How far the clock may go at once: to the next timer. */
@@ -54,20 +54,34 @@ static bool all_rest(void)
     return true;
 }
 
-/* What the machine's clock adds meanwhile counts. */
+static void settle(void)
+{
+    for (int i = 0; i < r2_io_count(); i++)
+        r2_io_wake(r2_io_at(i));
+    if (atomic_load(&fake_held))
+        await_nap();
+    for (int naps = 0; !all_rest() && !atomic_load(&fake_held); naps++) {
+        CHECK_MSG(naps < 200000, "the engine's threads come to no rest");
+        await_nap();
+    }
+}
+
+/* The clock stands still while the threads get their cores. Afterwards it goes with the machine's
+ * again, and is never behind it. */
 void fake_pass_ms(int ms)
 {
-    uint64_t now = r2_now_ns(), until = now + (uint64_t)ms * R2_NS_PER_MS;
+    uint64_t now = r2_now_ns(), until = now + (uint64_t)ms * R2_NS_PER_MS, machine;
+    struct timespec ts;
 
-    for (; now < until; now = r2_now_ns()) {
-        atomic_fetch_add(&added_ns, step_of(until - now));
-        for (int i = 0; i < r2_io_count(); i++)
-            r2_io_wake(r2_io_at(i));
-        if (atomic_load(&fake_held))
-            await_nap();
-        AWAIT(all_rest() || atomic_load(&fake_held));
+    for (; now < until; now = atomic_load(&frozen_ns)) {
+        atomic_store(&frozen_ns, now + step_of(until - now));
+        settle();
     }
     await_nap(); /* for threads that know no engine's clock */
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    machine = (uint64_t)ts.tv_sec * R2_NS_PER_S + (uint64_t)ts.tv_nsec;
+    atomic_store(&added_ns, now > machine ? now - machine : 0);
+    atomic_store(&frozen_ns, 0);
 }
 
 static struct r2_ep *ep_new(const struct r2_ep_params *params)
@@ -265,7 +279,7 @@ static void op_health(struct r2_ep *ep, struct r2_ep_health *out)
     int ms = atomic_load(&ep->health_ms);
 
     memset(out, 0, sizeof(*out));
-    atomic_fetch_add(&added_ns, (uint64_t)ms * R2_NS_PER_MS);
+    atomic_fetch_add(atomic_load(&frozen_ns) ? &frozen_ns : &added_ns, (uint64_t)ms * R2_NS_PER_MS);
     atomic_fetch_add(&ep->asked, 1);
     out->rtt_ns = (uint64_t)atomic_load(&ep->rtt_us) * 1000;
     out->segments = (uint64_t)atomic_load(&ep->segments);
