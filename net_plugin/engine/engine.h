@@ -108,9 +108,11 @@ int r2_engine_finalize(struct r2_ctx *ctx);
 
 /* Times of collectives, as NCCL's profiler tells them (core/colltimes.h). Any thread.
  *
- * `mask`: the word by which NCCL knows what to tell; the operator sets and clears `bits` in it, in
- * the running job. NULL: NCCL has no such word any more. */
-void r2_engine_coll_switch(int *mask, int bits);
+ * A communicator begins and ends. `mask`: the word by which its NCCL knows what to tell; the
+ * operator sets and clears `bits` in it, in the running job. It is not touched once the last
+ * communicator that gave it has ended. False: the communicator is not recorded. */
+bool r2_engine_coll_comm_begins(int *mask, int bits);
+void r2_engine_coll_comm_ends(const int *mask);
 uint64_t r2_engine_coll_begin(const struct r2_coll *what);
 void r2_engine_coll_handed(uint64_t handle);
 bool r2_engine_coll_op_begin(uint64_t handle);

@@ -117,6 +117,7 @@ struct r2_path {
     } outbox;
 
     struct r2_pathrate rate;
+    uint64_t inflight_told;         /* its part of r2_eng.inflight */
     struct r2_share share;          /* weight, and what it took lately */
     struct r2_grey watch;           /* S: is it slow or lossy against its siblings */
     struct {                        /* as its kernel counts them */
@@ -548,6 +549,7 @@ struct r2_engine {
     char host[64];
     struct r2_nic_state nic_state[R2_MAX_NICS];
     uint8_t near[R2_MAX_NICS][R2_MAX_NICS]; /* [home][NIC]: its place in r2_nics_order */
+    atomic_ullong inflight[R2_MAX_NICS];    /* bytes, over the NIC to all peers */
     struct r2_list peers, listens;
     atomic_ulong recheck_at; /* the earliest of the peers', or earlier; 0: none (recheck.c) */
     atomic_uint

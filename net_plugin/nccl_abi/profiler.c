@@ -3,7 +3,7 @@
  *
  * A handle is the engine's, with what it stands for in its lowest bits. It is no pointer: NCCL
  * gives back handles of collectives that ended long ago, and those of other processes. */
-#include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,11 +24,10 @@ enum role { ROLE_NONE, ROLE_COLL, ROLE_SEND, ROLE_RECV, ROLE_SEND_STEP, ROLE_REC
 struct comm {
     uint64_t id;
     int rank, ranks;
+    const int *mask; /* NCCL's */
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int comms; /* under the lock: NCCL's mask is there while there is one */
-static pid_t own_pid;
+static _Atomic pid_t own_pid; /* a proxy's thread may ask while a communicator begins */
 
 static void *event_of(uint64_t handle, enum role role)
 {
@@ -48,32 +47,28 @@ static uint64_t handle_of(const void *event)
 static int prof_init(void **ctx, uint64_t comm_id, int *mask, const char *comm_name, int nodes,
                      int ranks, int rank, r2_nccl_logger log)
 {
-    struct comm *comm = r2_engine_in_child() ? NULL : malloc(sizeof(*comm));
+    struct comm *comm = malloc(sizeof(*comm));
 
     (void)comm_name;
     (void)nodes;
     (void)log;
-    *ctx = comm;
-    if (!comm)
+    *ctx = NULL;
+    if (!comm || !r2_engine_coll_comm_begins(mask, WANTED)) {
+        free(comm);
         return R2_NCCL_SYSTEM_ERROR; /* NCCL goes on without a profiler */
-    *comm = (struct comm){.id = comm_id, .rank = rank, .ranks = ranks};
-    pthread_mutex_lock(&lock);
-    comms++;
-    own_pid = getpid();
-    r2_engine_coll_switch(mask, WANTED);
-    pthread_mutex_unlock(&lock);
+    }
+    *comm = (struct comm){.id = comm_id, .rank = rank, .ranks = ranks, .mask = mask};
+    atomic_store_explicit(&own_pid, getpid(), memory_order_relaxed);
+    *ctx = comm;
     return R2_NCCL_SUCCESS;
 }
 
 static int prof_finalize(void *ctx)
 {
-    if (r2_engine_in_child()) /* the lock may be that of a thread which is not here */
-        return R2_NCCL_SUCCESS;
-    pthread_mutex_lock(&lock);
-    if (--comms == 0)
-        r2_engine_coll_switch(NULL, 0);
-    pthread_mutex_unlock(&lock);
-    free(ctx);
+    struct comm *comm = ctx;
+
+    r2_engine_coll_comm_ends(comm->mask);
+    free(comm);
     return R2_NCCL_SUCCESS;
 }
 
@@ -108,7 +103,7 @@ static bool measure(const char *func, size_t bytes, struct r2_coll *what)
         what->bytes = known[i].parts ? bytes * ranks : bytes;
         what->bus_bytes = what->bytes;
         if (known[i].passes && ranks)
-            what->bus_bytes = what->bytes / ranks * (ranks - 1) * known[i].passes;
+            what->bus_bytes = what->bytes * (ranks - 1) * known[i].passes / ranks;
         return bytes > 0;
     }
     return false;
@@ -126,7 +121,8 @@ static void *coll_begins(const struct comm *comm, const struct r2_prof_event *e)
 /* The context may be another process's: a proxy there can work for a rank here. */
 static void *op_begins(const struct r2_prof_event *e)
 {
-    if (role_of(e->parent) != ROLE_COLL || e->proxy_op.pid != own_pid ||
+    if (role_of(e->parent) != ROLE_COLL ||
+        e->proxy_op.pid != atomic_load_explicit(&own_pid, memory_order_relaxed) ||
         !r2_engine_coll_op_begin(handle_of(e->parent)))
         return NULL;
     return event_of(handle_of(e->parent), e->proxy_op.is_send ? ROLE_SEND : ROLE_RECV);

@@ -62,7 +62,8 @@ def show_times(wanted: Selection, as_json: bool) -> None:
     A time begins with the first data that this rank's GPU hands to the network. It ends when the
     rank's last network operation is over. So it has no waiting for earlier kernels, and nothing of
     collectives that need no network. Some processes of a node may have none. What another process
-    sends for this rank (PXN) is left out.
+    sends for this rank (PXN) is left out. So is AllReduce that R2CCL carries out in place of NCCL
+    (`r2ccl-ctl plan show`).
 
     COMM is NCCL's own id of the communicator. UP TO: sizes as nccl-tests counts them. MEDIAN and
     P95 are estimates within buckets (8 us, 16 us, 32 us, ...). BUS GB/S is the mean, as nccl-tests

@@ -32,24 +32,30 @@ static bool carries(uint32_t state)
            state != R2_SEG_NIC_DRAINED && state != R2_SEG_NIC_DAMPED;
 }
 
-/* The speeds of all NICs that are no mere spares, and of those that work. */
+/* The speeds of all NICs that are no mere spares, and of those that work. While none of them works,
+ * spares carry the data. */
 static void add_up(uint64_t *capacity, uint32_t *share)
 {
     const struct r2_segment *seg = r2_comm_segment();
-    uint64_t all = 0, left = 0;
+    uint64_t all = 0, left = 0, spare = 0;
 
     for (int i = 0; seg && i < R2_SEG_MAX_NICS; i++) {
         const struct r2_seg_nic *nic = &seg->nics[i];
-        uint64_t speed;
+        uint64_t speed, works;
+        bool weighs;
 
         if (!__atomic_load_n(&nic->used, __ATOMIC_ACQUIRE))
             continue;
         speed = __atomic_load_n(&nic->speed_mbps, __ATOMIC_RELAXED);
-        all += speed;
-        left += carries(__atomic_load_n(&nic->state, __ATOMIC_RELAXED)) ? speed : 0;
+        weighs = __atomic_load_n(&nic->weight, __ATOMIC_RELAXED) > 0;
+        works = carries(__atomic_load_n(&nic->state, __ATOMIC_RELAXED)) ? speed : 0;
+        all += weighs ? speed : 0;
+        *(weighs ? &left : &spare) += works;
     }
+    left = left ? left : spare;
+    all = all ? all : spare;
     *capacity = all * 125000;
-    *share = all ? (uint32_t)(left * 65536 / all) : 65536;
+    *share = all && left < all ? (uint32_t)(left * 65536 / all) : 65536;
 }
 
 bool r2_watch_stop(void)

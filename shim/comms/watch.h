@@ -11,8 +11,8 @@
 
 struct r2_watch_entry {
     struct r2_watch_entry *next;
-    /* capacity: bytes/s of all NICs of the process, 0: not known; share: what is left of it, in
-     * 1/65536. Returns when to look again at the latest. */
+    /* capacity: bytes/s of all NICs of the process but spares, 0: not known; share: what is left of
+     * it, in 1/65536. Returns when to look again at the latest. */
     uint64_t (*look)(struct r2_watch_entry *entry, uint64_t capacity, uint32_t share,
                      uint64_t now_ns);
 };

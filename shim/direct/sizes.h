@@ -3,7 +3,8 @@
  * p - 1 peers send to a NIC at once. What they may send is what is posted: more than the queue
  * before the NIC holds is lost and sent again, less than the round trip needs leaves the NIC idle.
  * R2_SIZES_CREDIT is 4 ms of 8 Gbit/s: what shallow queues of two NICs hold, and several round
- * trips. A rank that has lost NICs posts 1 MiB for each that it has left.
+ * trips. A rank that has lost NICs posts 1 MiB for each that it has left, and as with half of them
+ * where fewer are left.
  *
  * All ranks must come to the same slot and piece.
  */
@@ -32,7 +33,8 @@ size_t r2_sizes_window(size_t memory, int p);
 size_t r2_sizes_piece(size_t slot, int p, uint64_t bytes, const uint32_t *weights);
 
 /* Bytes that a rank posts to receive on one lane, if they are more than one piece. weights: [p], by
- * which all ranks' NICs are equally busy (plan/shard.h): they say what is left of its `nics`. */
+ * which all ranks' NICs are equally busy (plan/shard.h): they say what is left of its `nics`, down
+ * to half or so, where a rank owns nothing. */
 size_t r2_sizes_credit(int p, int rank, const uint32_t *weights, unsigned nics);
 
 #endif

@@ -76,3 +76,15 @@ def test_verbs(sanitized: Variant, memory: str, run_bounded: RunBounded) -> None
     finished = run_bounded(command, env=env, timeout=200, cwd=ROOT, code=None)
     assert_quiet(finished.stdout + finished.stderr)
     assert finished.code == 0, finished
+
+
+def test_direct(sanitized: Variant, run_bounded: RunBounded) -> None:
+    """AllReduces by R2CCL while NICs fail at every rank: no complaint, no wrong bit."""
+    san = sanitized.build.name
+    run_bounded(["make", f"SAN={san}", f"build/{san}/stress/direct"], timeout=300)
+    program = str(sanitized.build / "stress/direct")
+    words = ["--seconds", "8", "--seed", "57", "--ranks", "3", "--comms", "2"]
+    command = [*sanitized.prefix, *sanitized.runner, program, *words]
+    finished = run_bounded(command, env=sanitized.env, timeout=200, cwd=ROOT, code=None)
+    assert_quiet(finished.stdout + finished.stderr)
+    assert finished.code == 0, finished

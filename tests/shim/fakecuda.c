@@ -4,6 +4,7 @@
  * answered, nor is one destroyed, as when another thread is inside cudaFree. */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -278,6 +279,8 @@ int cuMemHostAlloc(void **memory, size_t len, unsigned flags)
         return 201;
     if (getenv("R2_FAKECUDA_FULL")) /* no memory can be pinned */
         return 2;
+    if (getenv("R2_FAKECUDA_DIES"))
+        raise(SIGKILL);
     return posix_memalign(memory, 4096, len) ? 2 : 0;
 }
 

@@ -317,6 +317,32 @@ static void wait_for_answers(uint64_t ns)
     ((struct r2_settings *)(uintptr_t)r2_settings_get())->agree_timeout_ns = ns;
 }
 
+/* Rank 0, whose process made the id, ends before it has registered. */
+static void maker_ends(void)
+{
+    struct r2_agree *a;
+    uint8_t id[R2_AGREE_ID];
+    uint64_t epoch;
+
+    get_id(id);
+    atomic_fetch_add(&sh->step, 1);
+    AWAIT(atomic_load(&sh->step) >= processes);
+    if (me == 0) {
+        return;
+    }
+    a = member(id, me, processes);
+    CHECK_EQ(operate(a, 0, &epoch), 0);
+    AWAIT(atomic_load(&sh->off) == 2);
+    CHECK_STR(sh->why, "the process that made the unique id has ended");
+    CHECK_EQ(operate(a, 0, &epoch), 0);
+    r2_agree_destroy(a);
+}
+
+TEST(maker_ends)
+{
+    run_processes(3, maker_ends);
+}
+
 TEST(missing_rank)
 {
     wait_for_answers(300 * R2_NS_PER_MS);

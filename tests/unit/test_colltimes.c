@@ -67,7 +67,7 @@ TEST(from_first_sent_to_last_end)
     fresh(true);
     h = begin(1000);
     r2_coll_handed(t, h, 1100);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < R2_COLLS_MASKS; i++)
         CHECK(r2_coll_op_begin(t, h));
     r2_coll_moves(t, h, false, 500000); /* a peer is early */
     CHECK(r2_coll_wants_first(t, h, true));
@@ -278,10 +278,12 @@ static void *step(void *parent)
     return event;
 }
 
+static const char *type = "ncclFloat32";
+
 /* One collective: handed over now, the GPU comes to it after `wait`, and it takes `span`. */
 static void run(const char *func, size_t count, uint64_t wait, uint64_t span)
 {
-    void *c = coll(func, count, "ncclFloat32"), *send, *recv, *message;
+    void *c = coll(func, count, type), *send, *recv, *message;
 
     CHECK(c);
     send = op(c, true, getpid());
@@ -400,6 +402,11 @@ TEST(kinds)
         CHECK_EQ(row(i)->up_to, kinds[i].bytes);
         CHECK_EQ(row(i)->bus_bytes, kinds[i].bus);
     }
+    type = "ncclUint8";
+    run("AllReduce", 3, 1, 10000); /* fewer bytes than ranks */
+    type = "ncclFloat32";
+    tick();
+    CHECK_EQ(row(n + 1)->bus_bytes, 4);
     CHECK(!coll("SendRecv", 1024, "ncclFloat32"));
     CHECK(!coll(NULL, 1024, "ncclFloat32"));
     CHECK(!coll("AllReduce", 0, "ncclFloat32"));
@@ -454,12 +461,60 @@ TEST(no_communicator)
     record(true);
     CHECK_EQ(prof->finalize(ctx), 0);
     mask = 0;
-    CHECK(r2_colls_record(false, word, sizeof(word)) < 0);
-    CHECK_MSG(strstr(word, "NCCL_PROFILER_PLUGIN"), "%s", word);
+    CHECK(r2_colls_record(true, word, sizeof(word)) < 0);
+    CHECK_MSG(strstr(word, "a communicator") && strstr(word, "NCCL_PROFILER_PLUGIN"), "%s", word);
     CHECK_EQ(mask, 0);
     tick();
     CHECK_EQ(recording(), R2_SEG_RECORDING_CANNOT);
     CHECK_EQ(prof->init(&ctx, COMM, &mask, NULL, 2, RANKS, RANK, NULL), 0);
     CHECK(mask & R2_PROF_COLL);
+    close_comm();
+}
+
+/* What was turned on can be turned off, also between two communicators. */
+TEST(off_without_communicator)
+{
+    open_comm();
+    record(true);
+    CHECK_EQ(prof->finalize(ctx), 0);
+    record(false);
+    CHECK(r2_colls_record(false, word, sizeof(word)) < 0);
+    CHECK_EQ(prof->init(&ctx, COMM, &mask, NULL, 2, RANKS, RANK, NULL), 0);
+    CHECK(!(mask & R2_PROF_COLL));
+    close_comm();
+}
+
+/* Two NCCLs in one process: each has its word. One that has no communicator may be gone. */
+TEST(two_nccls)
+{
+    int other = 0;
+    void *second;
+
+    open_comm();
+    CHECK_EQ(prof->init(&second, COMM + 1, &other, NULL, 2, RANKS, RANK, NULL), 0);
+    record(true);
+    CHECK(mask & R2_PROF_COLL);
+    CHECK(other & R2_PROF_COLL);
+    CHECK_EQ(prof->finalize(second), 0);
+    other = -1; /* somebody else's memory */
+    record(false);
+    CHECK_EQ(other, -1);
+    CHECK_EQ(mask, 1 << 7);
+    close_comm();
+}
+
+/* More NCCLs than there is room for run without. */
+TEST(too_many_nccls)
+{
+    int words[R2_COLLS_MASKS] = {0};
+    void *ctxs[R2_COLLS_MASKS];
+
+    open_comm();
+    for (int i = 0; i < R2_COLLS_MASKS; i++)
+        CHECK_EQ(prof->init(&ctxs[i], COMM, &words[i], NULL, 2, RANKS, RANK, NULL) == 0,
+                 i < R2_COLLS_MASKS - 1);
+    CHECK(!ctxs[R2_COLLS_MASKS - 1]);
+    for (int i = 0; i < R2_COLLS_MASKS - 1; i++)
+        CHECK_EQ(prof->finalize(ctxs[i]), 0);
     close_comm();
 }

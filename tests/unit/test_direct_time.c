@@ -84,6 +84,8 @@ TEST(who_has_lost_nics_posts_1_mib_for_each_left)
     CHECK_EQ(r2_sizes_credit(4, 0, one_half, 2) * 100 / MIB, 39);    /* of 1.2 MiB, three owners */
     CHECK_EQ(r2_sizes_credit(4, 1, two_halves, 2), MIB / 2);         /* two owners */
     CHECK_EQ(r2_sizes_credit(4, 0, one_of_four, 4) * 100 / MIB, 50); /* sums and contributions */
+    CHECK_EQ(r2_sizes_credit(4, 0, one_half, 8) * 30 / MIB,
+             47); /* 4.8 MiB: four of eight, or fewer */
 }
 
 /* Nodes of four different rates. */

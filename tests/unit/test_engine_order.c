@@ -35,25 +35,27 @@ TEST(nearer_ones_first)
     CHECK_EQ(asked(3 * EACH + 1), 1u << 0 | 1u << 2 | 1u << 3 | 2); /* across */
 }
 
-/* One chunk, while so much is under way on the paths, whose rates are known; `before`: how often
- * their lanes had been asked. */
-static void send_beside(const uint64_t inflight[], int before[])
+/* A message, while so much is under way on the paths, which take chunk_us for each chunk; `before`:
+ * how often their lanes had been asked. */
+static void send_beside(const uint64_t inflight[], uint64_t chunk_us, uint32_t chunks, int before[])
 {
     struct r2_req *req = NULL;
 
     for (int i = 0; i < NICS; i++)
-        remote_rate(ep[i], 64 * R2_NS_PER_US);
+        remote_rate(ep[i], chunk_us * R2_NS_PER_US);
     r2_peer_lock(r.conn->peer);
     for (int i = 0; i < NICS; i++) {
         struct r2_path *path = ep[i]->params.owner;
 
         path->rate.startup = path->rate.probing_rtt = false;
         path->rate.inflight = inflight[i];
+        r2_path_tell_inflight(path);
+        path->flow.chunk_at = r2_peer_now(r.conn->peer); /* else it is tried with one */
         before[i] = atomic_load(&ep[i]->kicks);
     }
     r2_peer_unlock(r.conn->peer);
-    CHECK_EQ(r2_engine_isend(r.conn, data, CHUNK, 0, NULL, &req), 0);
-    CHECK_EQ(remote_cts(ep[1], &r, 0, CHUNK), 0);
+    CHECK_EQ(r2_engine_isend(r.conn, data, (size_t)chunks * CHUNK, 0, NULL, &req), 0);
+    CHECK_EQ(remote_cts(ep[1], &r, 0, (uint64_t)chunks * CHUNK), 0);
 }
 
 /* Whoever is done sooner comes first, however far it is. */
@@ -62,7 +64,7 @@ TEST(a_busy_one_does_not)
     int before[NICS];
 
     begin();
-    send_beside((const uint64_t[NICS]){1u << 30, 0, 1024}, before); /* NIC 0 has no room */
+    send_beside((const uint64_t[NICS]){1u << 30, 0, 1024}, 64, 1, before); /* NIC 0 has no room */
     CHECK_EQ(atomic_load(&ep[0]->kicks), before[0]);
     CHECK_EQ(atomic_load(&ep[1]->kicks), before[1]);
     CHECK_EQ(atomic_load(&ep[2]->kicks), before[2]);
@@ -79,10 +81,49 @@ TEST(without_a_nic_of_its_own)
 
         begin();
         r.conn->first = own ? 0 : R2_ANY_NIC;
-        send_beside((const uint64_t[NICS]){CHUNK}, before);
+        send_beside((const uint64_t[NICS]){CHUNK}, 64, 1, before);
         CHECK_EQ(atomic_load(&ep[0]->kicks) > before[0], own);
         CHECK_EQ(atomic_load(&ep[2]->kicks) > before[2], !own);
         remote_end(&r);
+    }
+}
+
+/* All NICs have 2 ms of work: one that any of them may take waits until one has less. */
+TEST(without_a_nic_of_its_own_waits)
+{
+    for (int own = 0; own < 2; own++) {
+        int before[NICS], all = 0;
+
+        begin();
+        r.conn->first = own ? 0 : R2_ANY_NIC;
+        send_beside((const uint64_t[NICS]){8 * CHUNK, 8 * CHUNK, 8 * CHUNK, 8 * CHUNK}, 250, 1,
+                    before);
+        for (int i = 0; i < NICS; i++)
+            all += atomic_load(&ep[i]->kicks) - before[i];
+        CHECK_EQ(all > 0, own);
+        remote_end(&r);
+    }
+}
+
+/* NIC 0 is busy with other peers' chunks, so it leaves one that any NIC may take to an idle one.
+ * What paths have in flight is counted for their NICs, to their end. */
+TEST(busy_with_other_peers)
+{
+    for (int own = 0; own < 2; own++) {
+        struct r2_bulk bulk;
+        int before[NICS];
+
+        begin();
+        r.conn->first = own ? 0 : R2_ANY_NIC;
+        atomic_fetch_add(&r2_eng.inflight[0], 8 * CHUNK);
+        send_beside((const uint64_t[NICS]){0}, 64, EACH * NICS, before);
+        CHECK_EQ(r2_up_next_chunk(ep[0]->params.owner, ep[0], &bulk), own);
+        CHECK_EQ(atomic_load(&r2_eng.inflight[0]), (own ? 9 : 8) * CHUNK);
+        CHECK(r2_up_next_chunk(ep[2]->params.owner, ep[2], &bulk));
+        CHECK_EQ(atomic_load(&r2_eng.inflight[2]), CHUNK);
+        remote_end(&r);
+        CHECK_EQ(atomic_fetch_sub(&r2_eng.inflight[0], 8 * CHUNK), 8 * CHUNK);
+        CHECK_EQ(atomic_load(&r2_eng.inflight[2]), 0);
     }
 }
 

@@ -7,8 +7,11 @@
 #include "engine/base/base.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* a leaf */
-static int *mask;                                        /* NCCL's; NULL: it has none */
 static int bits;
+static struct {
+    int *word;      /* of one of the process's NCCLs */
+    unsigned comms; /* its communicators: while there is one it is loaded */
+} masks[R2_COLLS_MASKS];
 static unsigned left; /* slots in use; I/O thread 0 */
 
 static bool is_on(void)
@@ -17,22 +20,67 @@ static bool is_on(void)
 }
 
 /* NCCL reads it without a lock. Bits that others set there stay. */
-static void set_mask(bool on)
+static void set_mask(int *word, bool on)
 {
     if (on)
-        __atomic_fetch_or(mask, bits, __ATOMIC_RELAXED);
+        __atomic_fetch_or(word, bits, __ATOMIC_RELAXED);
     else
-        __atomic_fetch_and(mask, ~bits, __ATOMIC_RELAXED);
+        __atomic_fetch_and(word, ~bits, __ATOMIC_RELAXED);
 }
 
-void r2_colls_switch(int *its_mask, int its_bits)
+/* The place of `word`, else a free one; -1: there is none. */
+static int place_of(const int *word)
 {
+    int found = -1;
+
+    for (int i = 0; i < R2_COLLS_MASKS; i++) {
+        if (masks[i].comms && masks[i].word == word)
+            return i;
+        if (!masks[i].comms && found < 0)
+            found = i;
+    }
+    return found;
+}
+
+bool r2_colls_begin(int *mask, int its_bits)
+{
+    int at;
+
     pthread_mutex_lock(&lock);
-    mask = its_mask;
-    bits = its_bits;
-    if (mask)
-        set_mask(is_on());
+    at = place_of(mask);
+    if (at >= 0) {
+        bits = its_bits;
+        masks[at].word = mask;
+        masks[at].comms++;
+        set_mask(mask, is_on());
+    }
     pthread_mutex_unlock(&lock);
+    return at >= 0;
+}
+
+void r2_colls_end(const int *mask)
+{
+    int at;
+
+    pthread_mutex_lock(&lock);
+    at = place_of(mask);
+    if (at >= 0 && masks[at].comms)
+        masks[at].comms--;
+    pthread_mutex_unlock(&lock);
+}
+
+/* Returns whether there is one. */
+static bool set_masks(bool on)
+{
+    bool any = false;
+
+    for (int i = 0; i < R2_COLLS_MASKS; i++) {
+        if (!masks[i].comms)
+            continue;
+        set_mask(masks[i].word, on);
+        any = true;
+    }
+    return any;
 }
 
 int r2_colls_record(bool on, char *result, size_t size)
@@ -40,9 +88,8 @@ int r2_colls_record(bool on, char *result, size_t size)
     int rc = 0;
 
     pthread_mutex_lock(&lock);
-    if (mask) {
+    if (set_masks(on) || (!on && is_on())) {
         atomic_store_explicit(&r2_eng.colls.on, on, memory_order_relaxed);
-        set_mask(on);
         snprintf(result, size, "times of collectives are %s",
                  on ? "recorded" : "no longer recorded");
         r2_control_journal(r2_eng.ctl, &(struct r2_control_event){.event = R2_EV_OPERATOR,
@@ -50,8 +97,8 @@ int r2_colls_record(bool on, char *result, size_t size)
                                                                               : "collectives off"});
     } else {
         snprintf(result, size,
-                 "this process cannot record: it needs NCCL 2.28 or later, and no other profiler "
-                 "(NCCL_PROFILER_PLUGIN, libnccl-profiler.so)");
+                 "this process cannot record: it needs a communicator, NCCL 2.28 or later, and no "
+                 "other profiler (NCCL_PROFILER_PLUGIN, libnccl-profiler.so)");
         rc = -EOPNOTSUPP;
     }
     pthread_mutex_unlock(&lock);
@@ -60,12 +107,13 @@ int r2_colls_record(bool on, char *result, size_t size)
 
 static enum r2_seg_recording state(void)
 {
-    enum r2_seg_recording found;
+    bool any = false;
 
     pthread_mutex_lock(&lock);
-    found = !mask ? R2_SEG_RECORDING_CANNOT : is_on() ? R2_SEG_RECORDING_ON : R2_SEG_RECORDING_OFF;
+    for (int i = 0; i < R2_COLLS_MASKS; i++)
+        any |= masks[i].comms > 0;
     pthread_mutex_unlock(&lock);
-    return found;
+    return !any ? R2_SEG_RECORDING_CANNOT : is_on() ? R2_SEG_RECORDING_ON : R2_SEG_RECORDING_OFF;
 }
 
 static void one(void *arg, const struct r2_coll *what, uint64_t ns)

@@ -6,8 +6,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Any thread. As r2_engine_coll_switch. */
-void r2_colls_switch(int *mask, int bits);
+#define R2_COLLS_MASKS 4 /* NCCLs of a process that are recorded */
+
+/* Any thread. As r2_engine_coll_comm_begins and its end. */
+bool r2_colls_begin(int *mask, int bits);
+void r2_colls_end(const int *mask);
 /* The operator's word. 0, or -EOPNOTSUPP where NCCL has not taken the plugin's profiler. */
 int r2_colls_record(bool on, char *result, size_t size);
 /* I/O thread 0: what has ended goes into the segment. */

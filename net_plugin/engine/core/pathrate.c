@@ -21,7 +21,6 @@
 #define CHUNK_STEP 4096
 
 #define WINDOW_GAIN 2
-#define SLACK_NS (4 * NS_PER_MS)
 #define SLACK_MAX (1024 * 1024)
 #define SLACK_CHUNKS 2 /* where these are more than that */
 #define STARTUP_GAIN 4
@@ -351,7 +350,8 @@ void r2_pathrate_app_limited(struct r2_pathrate *pr)
     pr->app_limited_until = max_u64(pr->delivered + pr->inflight, 1);
 }
 
-uint64_t r2_pathrate_window(const struct r2_pathrate *pr, uint64_t chunk, unsigned lanes)
+uint64_t r2_pathrate_window(const struct r2_pathrate *pr, uint64_t chunk, unsigned lanes,
+                            uint64_t slack_ns)
 {
     uint64_t rate = r2_pathrate_rate(pr);
     uint64_t all = lanes ? lanes : 1;
@@ -372,7 +372,7 @@ uint64_t r2_pathrate_window(const struct r2_pathrate *pr, uint64_t chunk, unsign
     floor = add_sat(pipe, chunk * min_u64(1 + rate / LANE_RATE, all));
     /* Acknowledgements wait behind the peer's own data and for threads that have to wake, which the
      * shortest round trip has not seen. The queue that this makes is no longer for a slow path. */
-    floor = max_u64(floor, chunk + min_u64(mul_div(rate, SLACK_NS, NS_PER_S),
+    floor = max_u64(floor, chunk + min_u64(mul_div(rate, slack_ns, NS_PER_S),
                                            max_u64(SLACK_MAX, SLACK_CHUNKS * chunk)));
     if (pr->startup) {
         return min_u64(max_u64(2 * chunk * all, pr->startup_window),

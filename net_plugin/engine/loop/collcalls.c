@@ -2,10 +2,16 @@
 #include "engine/base/colls.h"
 #include "engine/loop/loop.h"
 
-void r2_engine_coll_switch(int *mask, int bits)
+/* In a child of fork the lock may be that of a thread which is not here. */
+bool r2_engine_coll_comm_begins(int *mask, int bits)
+{
+    return !r2_engine_in_child() && r2_colls_begin(mask, bits);
+}
+
+void r2_engine_coll_comm_ends(const int *mask)
 {
     if (!r2_engine_in_child())
-        r2_colls_switch(mask, bits);
+        r2_colls_end(mask);
 }
 
 uint64_t r2_engine_coll_begin(const struct r2_coll *what)

@@ -24,10 +24,11 @@
 
 const struct r2_transport_ops *r2_engine_transport = &r2_transport_mux;
 
-static struct r2_list contexts;        /* r2_eng.lock: none is ever freed */
-static int start_error;                /* once r2_eng.started */
-static unsigned nccl_version, net_api; /* r2_eng.lock, until started; 0: not known */
-static uint64_t first_comm;            /* r2_eng.lock */
+static struct r2_list contexts; /* r2_eng.lock: none is ever freed */
+static int start_error;         /* once r2_eng.started */
+/* 0: not known. Written under r2_eng.lock; another communicator may be starting the engine. */
+static atomic_uint nccl_version, net_api;
+static uint64_t first_comm; /* r2_eng.lock */
 
 static void in_child(void)
 {

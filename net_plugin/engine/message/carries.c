@@ -62,5 +62,6 @@ void r2_send_fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
     r2_trial_took(&path->trial, r2_grey_path_doubted(path), path->flow.chunk_at, chunk->len, now);
     path->flow.chunk_at = now;
     r2_pathrate_on_send(&path->rate, chunk->len, now, &stamp);
+    r2_path_tell_inflight(path);
     r2_send_stamp(&r->led.send, chunk, &stamp);
 }

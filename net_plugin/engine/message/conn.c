@@ -101,8 +101,10 @@ static void give_room(void *arg, const struct r2_send_report *rep)
     struct r2_peer *p = arg;
     struct r2_path *path = rep->path < p->n_paths ? p->paths[rep->path] : NULL;
 
-    if (path && path->gen == rep->gen && r2_path_is_up(path) && rep->stamp.first_sent_ns)
-        r2_pathrate_on_lost(&path->rate, rep->bytes);
+    if (!path || path->gen != rep->gen || !r2_path_is_up(path) || !rep->stamp.first_sent_ns)
+        return;
+    r2_pathrate_on_lost(&path->rate, rep->bytes);
+    r2_path_tell_inflight(path);
 }
 
 void r2_req_finish(struct r2_req *r, int err)

@@ -174,6 +174,7 @@ static void report(void *arg, const struct r2_send_report *rep)
         r2_pathrate_on_ack(&path->rate, rep->bytes, &rep->stamp, rep->t_sent_ns, now);
         r2_grey_acked(path, rep, now);
     }
+    r2_path_tell_inflight(path);
     if (!r2_list_empty(&p->ready) || r2_tail_waits(p, now))
         path->outbox.kick_wanted++;
 }

@@ -45,6 +45,8 @@ struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transp
 void r2_path_free(struct r2_path *path)
 {
     r2_grey_path_free(path);
+    atomic_fetch_sub_explicit(&r2_eng.inflight[path->lnic], path->inflight_told,
+                              memory_order_relaxed);
     r2_mem_less(sizeof(*path) + path->outbox.cap);
     free(path->outbox.data);
     free(path->attempt.end_memory);
@@ -58,6 +60,16 @@ bool r2_path_end_memory(struct r2_path *path)
     return path->attempt.end_memory;
 }
 
+/* Relaxed: a hint for other peers' paths over the NIC, which they may see late. */
+void r2_path_tell_inflight(struct r2_path *path)
+{
+    uint64_t now = r2_path_is_up(path) ? r2_pathrate_inflight(&path->rate) : 0;
+
+    atomic_fetch_add_explicit(&r2_eng.inflight[path->lnic], now - path->inflight_told,
+                              memory_order_relaxed);
+    path->inflight_told = now;
+}
+
 void r2_path_up(struct r2_path *path)
 {
     struct r2_peer *p = path->peer;
@@ -69,6 +81,7 @@ void r2_path_up(struct r2_path *path)
     path->hb.asked_for = path->hb.quiet_from = path->hb.given_at = path->hb.used_at = 0;
     path->hb.at = path->hb.proven_at = now;
     r2_pathrate_reset(&path->rate);
+    r2_path_tell_inflight(path);
     p->n_up++;
     r2_peer_answers(p);
     path->shown.verdict[0] = '\0';

@@ -18,6 +18,8 @@ static inline bool r2_pair_speaks(const struct r2_peer *p, int lnic, int rnic)
            p->rnics[rnic].word != R2_NIC_FAILED;
 }
 void r2_path_up(struct r2_path *path);
+/* After each change of what the path has in flight: its NIC's sum follows. */
+void r2_path_tell_inflight(struct r2_path *path);
 /* The most that it may carry now. */
 enum r2_path_may r2_path_may(const struct r2_path *path);
 /* Its round trips take far longer than another's: no frames if it can be helped. */

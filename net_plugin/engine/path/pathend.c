@@ -138,6 +138,7 @@ static void ended(struct r2_path *path, bool clean, int err, const char *cause)
 
     path->state = r2_path_next(path->state, R2_PATH_EV_END);
     p->n_up -= was_up;
+    r2_path_tell_inflight(path);
     r2_grey_note_beside(path, 0);
     if (!carried) /* R: the other side knows whether it is wanted */
         path->past =

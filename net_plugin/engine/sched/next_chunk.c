@@ -12,11 +12,21 @@ static uint32_t chunk_max(void)
     return (uint32_t)(r2_eng.set->chunk & ~UINT64_C(127));
 }
 
+/* By what waits: all of it may go over any NIC, or not. */
+static uint64_t slack(const struct r2_peer *p)
+{
+    R2_FOR_EACH_READY (c, p) {
+        if (c->first != R2_ANY_NIC)
+            return R2_PATHRATE_SLACK_NS;
+    }
+    return r2_list_empty(&p->ready) ? R2_PATHRATE_SLACK_NS : R2_PATHRATE_SLACK_ANY_NS;
+}
+
 static uint64_t room(const struct r2_path *path)
 {
     uint32_t chunk = r2_pathrate_chunk_len(&path->rate, chunk_max());
     unsigned lanes = r2_eng.ops->lanes(path->ep);
-    uint64_t window = r2_pathrate_window(&path->rate, chunk, lanes);
+    uint64_t window = r2_pathrate_window(&path->rate, chunk, lanes, slack(path->peer));
     uint64_t used = r2_pathrate_inflight(&path->rate);
 
     if (path->flow.busy_until && path->peer->shares.members > 1 && !r2_conn_narrow() &&
@@ -151,22 +161,54 @@ void r2_peer_kick(struct r2_peer *p)
     }
 }
 
+/* `other` could take the chunk in place of the path. */
+static bool may_instead(const struct r2_path *path, const struct r2_path *other,
+                        const struct r2_req *r)
+{
+    struct r2_peer *p = path->peer;
+    int stays = r2_conn_stays(r->conn);
+
+    return other != path && r2_path_may(other) >= R2_MAY_LIMITED && !other->hb.unanswered &&
+           other->flow.busy_until <= r2_peer_now(p) && (stays < 0 || other->lnic == stays) &&
+           r2_share_may(&p->shares, &other->share) && r2_send_carries(other, r);
+}
+
+static uint64_t nic_inflight(const struct r2_path *path)
+{
+    return atomic_load_explicit(&r2_eng.inflight[path->lnic], memory_order_relaxed);
+}
+
+/* A chunk that any NIC may take is left to one that has room and less in flight, to all peers: so a
+ * NIC that some peers have no other of leaves its time to them. One with nothing in flight takes
+ * it. Of NICs with unlike rates each has about as much in flight. */
+static bool leave_to_less_busy(const struct r2_path *path, const struct r2_req *r)
+{
+    uint64_t least = nic_inflight(path);
+    struct r2_path *to = NULL;
+
+    R2_FOR_EACH_PATH (other, path->peer) {
+        if (nic_inflight(other) >= least || !may_instead(path, other, r) || !room(other))
+            continue;
+        least = nic_inflight(other);
+        to = other;
+    }
+    if (to)
+        to->outbox.kick_wanted++;
+    return to != NULL;
+}
+
 /* The path leaves its chunk to a faster one, which is asked. */
 static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, uint32_t chunk)
 {
-    const struct r2_peer *p = path->peer;
     const struct r2_conn *c = r->conn;
     struct r2_sched_path self = seen(path, c), others[R2_PATHS_MAX];
     struct r2_path *of[R2_PATHS_MAX];
-    int stays = r2_conn_stays(c), n = 0, next;
+    int n = 0, next;
 
-    for (int i = 0; i < p->n_paths && self.rate; i++) {
-        struct r2_path *other = p->paths[i];
-
-        if (other == path || r2_path_may(other) < R2_MAY_LIMITED || other->hb.unanswered ||
-            other->flow.busy_until > r2_peer_now(path->peer) ||
-            (stays >= 0 && other->lnic != stays) || !r2_share_may(&p->shares, &other->share) ||
-            !r2_send_carries(other, r))
+    if (c->first == R2_ANY_NIC && leave_to_less_busy(path, r))
+        return true;
+    R2_FOR_EACH_PATH (other, path->peer) {
+        if (!self.rate || !may_instead(path, other, r))
             continue;
         others[n] = seen(other, c);
         of[n++] = other;
