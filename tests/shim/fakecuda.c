@@ -13,6 +13,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "../pause.h"
+
 #define API __attribute__((visibility("default")))
 /* In the room that glibc keeps for it: LeakSanitizer cannot follow a living thread's other kind. */
 #define PER_THREAD static __thread __attribute__((tls_model("initial-exec")))
@@ -207,7 +209,7 @@ static void await_answer(void)
         return;
     atomic_fetch_add(&held, 1);
     while (atomic_load(&hold))
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        pause_us(1000);
     atomic_fetch_sub(&held, 1);
 }
 
@@ -219,7 +221,7 @@ int cuEventQuery(void *event)
     atomic_fetch_add(&asked, 1);
     await_answer();
     if (atomic_load(&slow))
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        pause_us(1000);
     cuThreadExchangeStreamCaptureMode(&mode);
     if (mode != 2)
         abort(); /* could break another thread's capture */
@@ -363,7 +365,7 @@ int cuStreamWaitValue32_v2(void *stream, uint64_t address, uint32_t value, unsig
     if (getenv("R2_FAKECUDA_NO_WAITS"))
         return 801; /* not supported */
     while ((int32_t)(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) < 0)
-        nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+        pause_us(20);
     return 0;
 }
 

@@ -40,7 +40,6 @@ static void keep_awake(void)
     for (int i = 0; i < r2_io_count(); i++) {
         AWAIT(atomic_load(&holds[i].on));
     }
-    usleep(1000); /* and has been for a while */
 }
 
 static void release(void)

@@ -54,9 +54,10 @@ static void one(void)
     CHECK_EQ(r2_agree_offer(a, 2, data, 0), -EINVAL);
     CHECK_EQ(r2_agree_offer(a, 1, data, R2_AGREE_OFFER + 1), -E2BIG);
     for (uint32_t round = 1; round <= ROUNDS; round++) {
-        if ((int)round % processes == me)
-            usleep(60000); /* the others wait for it */
+        if ((int)round % processes == me) /* the others wait for it */
+            AWAIT(atomic_load(&sh->stuck) == (int)round * processes - 1);
         CHECK_EQ(r2_agree_offer(a, round, data, fill(data, me, round)), 0);
+        atomic_fetch_add(&sh->stuck, 1);
         AWAIT(atomic_load(&rounds) == (int)round);
     }
     CHECK_EQ(r2_agree_offer(a, ROUNDS, data, 0), -EINVAL);

@@ -241,7 +241,7 @@ static void no_descriptors(void)
         atomic_store(&sh->step, 1);
         AWAIT(atomic_load(&sh->step) == 2);
         clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
-        usleep(1500000);
+        pause_us(1500000);
         clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
         spent =
             (double)(after.tv_sec - before.tv_sec) + (double)(after.tv_nsec - before.tv_nsec) / 1e9;
@@ -251,7 +251,6 @@ static void no_descriptors(void)
     } else {
         AWAIT(atomic_load(&sh->step) == 1);
         CHECK_EQ(operate(a, 0, &epoch), 0);
-        usleep(100000);
         atomic_store(&sh->step, 2);
     }
     AWAIT(state_of(a) == R2_AGREE_READY);

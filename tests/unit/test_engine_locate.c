@@ -38,11 +38,9 @@ static void end(void)
     remote_end(&x);
     remote_end(&y);
     for (int i = 0; i < NICS; i++) { /* what a verdict took out comes back: nobody is left */
-        for (int t = 0; t < 5000 && !r2_nic_usable(i); t++)
-            fake_sleep_ms(1);
-        CHECK(r2_nic_usable(i));
+        FAKE_AWAIT(5000, r2_nic_usable(i));
     }
-    fake_sleep_ms(50);
+    fake_pass_ms(50);
 }
 
 /* For `ms`: every probe of a pair that `answers` says yes to is answered. */
@@ -61,7 +59,7 @@ static void play(bool (*answers)(const struct remote *r, int lnic, int rnic), in
                 }
             }
         }
-        fake_sleep_ms(5);
+        fake_pass_ms(5);
     }
 }
 
@@ -96,7 +94,7 @@ static bool hear_probe(struct remote *r, struct r2_msg_probe *m)
             if (remote_up(r, i) && remote_hear_ms(path_of(r, i), R2_F_PROBE, m, sizeof(*m), 0) >= 0)
                 return true;
         }
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     return false;
 }
@@ -109,7 +107,7 @@ static bool hears_ms(struct remote *r, uint8_t type, void *body, size_t cap, int
                 return true;
         }
         if (t < ms)
-            fake_sleep_ms(1);
+            fake_pass_ms(1);
     }
     return false;
 }
@@ -252,13 +250,13 @@ TEST(no_path_left)
         for (int i = 0; i < NICS; i++)
             fake_fail(eps[i], ECONNRESET, false);
         begun = r2_now_ns() - begun;
-        fake_sleep_ms(200);
+        fake_pass_ms(200);
         if (begun < R2_SETTLE_NS) {
             CHECK_EQ(__atomic_load_n(&r2_eng.n->locate_rounds, __ATOMIC_RELAXED), before);
             end();
             return;
         }
-        fake_sleep_ms(ROUND_MS);
+        fake_pass_ms(ROUND_MS);
         end();
     }
     CHECK_MSG(false, "no time to fail all paths at once");
@@ -347,9 +345,9 @@ TEST(flood)
     before = fake_count(x.id) + fake_count(y.id);
     for (uint64_t i = 0; i < 300; i++) {
         ask(&x, 1, 5000 + i, remote_addr(&x, (int)(i % NICS)), own((int)(i % NICS)));
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
-    fake_sleep_ms(500);
+    fake_pass_ms(500);
     after = fake_count(x.id) + fake_count(y.id);
     CHECK_LT(after - before, 60 * 16 * 3);
     CHECK(r2_nic_usable(0) && r2_nic_usable(1) && r2_nic_usable(2));
@@ -403,7 +401,7 @@ TEST(one_side_blind)
     CHECK(again);
     CHECK_EQ(remote_down(path_of(&y, 2), a), 0); /* late, over another path */
     CHECK_EQ(remote_down(path_of(&y, 1), a), 0);
-    fake_sleep_ms(50);
+    fake_pass_ms(50);
     CHECK(remote_up(&y, 0));
     CHECK(!atomic_load(&again->is_shut));
 
@@ -413,7 +411,7 @@ TEST(one_side_blind)
     again = remote_path(&x, 0, b->params.gen);
     CHECK(again);
     CHECK_EQ(remote_fenced(path_of(&x, 2), b), 0);
-    fake_sleep_ms(50);
+    fake_pass_ms(50);
     CHECK(remote_up(&x, 0));
     end();
 }
@@ -454,13 +452,13 @@ TEST(words_reordered)
     CHECK_EQ(remote_nic(path_of(&x, 2), 0, true, 7), 0); /* "back", said last, comes first */
     CHECK_EQ(remote_nic(path_of(&x, 1), 0, false, 6), 0);
     CHECK_EQ(remote_nic(path_of(&x, 1), 0, false, 6), 0);
-    fake_sleep_ms(100);
+    fake_pass_ms(100);
     CHECK(remote_up(&x, 0));
     CHECK(!atomic_load(&a->is_shut));
     CHECK_EQ(remote_nic(path_of(&x, 1), 0, false, 8), 0);
     CHECK(remote_wait_flag(&a->is_shut));
     CHECK_EQ(remote_nic(path_of(&x, 2), 0, true, 7), 0); /* late */
-    fake_sleep_ms(50);
+    fake_pass_ms(50);
     CHECK_EQ(remote_state(&x, 0), R2_PATH_WAIT);
     CHECK_EQ(remote_nic(path_of(&x, 1), 0, true, 9), 0);
     CHECK(remote_path(&x, 0, a->params.gen));

@@ -40,7 +40,7 @@ static int words_in(int ms, int nic, struct r2_msg_nic *last, int *each)
     while (r2_now_ns() < end) {
         for (int i = 0; i < 2; i++)
             n[i] += words(ep[i], nic, last);
-        fake_sleep_ms(2);
+        fake_pass_ms(2);
     }
     if (each)
         memcpy(each, n, sizeof(n));
@@ -54,7 +54,7 @@ static bool hear_word(int nic, enum r2_nic_word word, struct r2_msg_nic *m)
             if (words(ep[k], nic, m) && m->word == word)
                 return true;
         }
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     return false;
 }
@@ -115,7 +115,7 @@ TEST(lost_words)
     fake_fail(ep[1], ECONNRESET, false);
     next = remote_path(&r, 1, ep[1]->params.gen);
     CHECK(next);
-    fake_sleep_ms(200);
+    fake_pass_ms(200);
     CHECK_EQ(words(next, 0, &m), 0);
     CHECK_EQ(words(ep[0], 0, &m), 0);
     remote_end(&r);
@@ -136,7 +136,7 @@ TEST(lost_answer)
     CHECK_EQ(m.epoch, epoch_of(0));
     CHECK_EQ(say_heard(ep[0], 0, m.epoch), 0);
     remote_forget(ep[0]);
-    fake_sleep_ms(QUIET_MS);
+    fake_pass_ms(QUIET_MS);
     CHECK_EQ(words(ep[0], 0, &m), 0);
     remote_end(&r);
 }
@@ -179,15 +179,15 @@ TEST(no_path_meanwhile)
     fake_fail(ep[0], ECONNRESET, false);
     fake_fail(ep[1], ECONNRESET, false);
     r2_nicstate_announce(0);
-    fake_sleep_ms(300);
+    fake_pass_ms(300);
     next = remote_path(&r, 1, ep[1]->params.gen);
     CHECK(next);
     for (int i = 0; i < 1000 && !words(next, 0, &m); i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     CHECK_EQ(m.epoch, epoch_of(0));
     fake_fail(next, ECONNRESET, false);
     remote_end(&r); /* unheard */
-    fake_sleep_ms(300);
+    fake_pass_ms(300);
 }
 
 /* A peer that is made anew has heard nothing: it is told what there is once, and no more. */
@@ -263,7 +263,7 @@ TEST(crossing)
     CHECK_EQ(say_heard(ep[1], 0, m.epoch), 0);
     CHECK_EQ(health_of(1), R2_HEALTH_DRAINED);
     words(ep[1], 0, &m);
-    fake_sleep_ms(QUIET_MS);
+    fake_pass_ms(QUIET_MS);
     CHECK_EQ(words(ep[1], 0, &m), 0);
     give_back();
 }
@@ -300,7 +300,7 @@ TEST(not_read)
     for (int i = 0; i < 200; i++)
         r2_nicstate_announce(0);
     CHECK_EQ(remote_word(ep[1], 0, R2_NIC_USABLE, 1000, 5), 0);
-    fake_sleep_ms(500);
+    fake_pass_ms(500);
     r2_peer_lock(path->peer);
     after = path_of(0)->outbox.len + path_of(1)->outbox.len;
     for (int i = 0; i < 2; i++)

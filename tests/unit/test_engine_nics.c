@@ -23,7 +23,7 @@ TEST(nobody_is_blamed)
     post(MSG);
     fake_fail(ep[0], ECONNRESET, false);
     fake_fail(ep[1], ECONNRESET, false);
-    fake_sleep_ms(700);
+    fake_pass_ms(700);
     CHECK(nic_row(0) == R2_SEG_NIC_HEALTHY || nic_row(0) == R2_SEG_NIC_SUSPECT);
     CHECK(nic_row(1) == R2_SEG_NIC_HEALTHY || nic_row(1) == R2_SEG_NIC_SUSPECT);
     remote_end(&r);
@@ -73,7 +73,10 @@ TEST(verdict_is_told)
     for (int i = 0; peers[i]; i++)
         r2_peer_lock(peers[i]);
     CHECK_EQ(pthread_create(&teller, NULL, give_verdict, NULL), 0);
-    fake_sleep_ms(150);
+    AWAIT(atomic_load(&r2_eng.nic_state[0].telling));
+    atomic_fetch_add(&fake_held, 1);
+    fake_pass_ms(150);
+    atomic_fetch_sub(&fake_held, 1);
     for (int i = 0; peers[i]; i++)
         r2_peer_unlock(peers[i]);
     r2_peers_put(&peers);
@@ -98,12 +101,10 @@ TEST(forgiven_by_a_peer)
     nic->health.state = R2_HEALTH_DAMPED;
     nic->damp = (struct r2_damp){.penalty = 1e6, .at_ns = r2_now_ns(), .suppressed = true};
     pthread_mutex_unlock(&r2_eng.nic_lock);
-    fake_sleep_ms(150);
+    fake_pass_ms(150);
     CHECK_EQ(r2_nic_health(1).state, R2_HEALTH_DAMPED);
     r2_nic_forget(1);
-    for (int ms = 0; ms < 2000 && r2_nic_health(1).state == R2_HEALTH_DAMPED; ms++)
-        fake_sleep_ms(1);
-    CHECK(r2_nic_health(1).state != R2_HEALTH_DAMPED);
+    FAKE_AWAIT(2000, r2_nic_health(1).state != R2_HEALTH_DAMPED);
     CHECK(wait_nic(1, R2_SEG_NIC_HEALTHY));
     remote_end(&r);
 }

@@ -268,8 +268,8 @@ TEST(silent_sibling)
     }
     atomic_store(&ep[0]->silent, true);
     for (int i = 0; i < REMOTE_WAIT_MS && !unanswered(0); i++)
-        fake_sleep_ms(1);
-    fake_sleep_ms(60); /* the next tick weighs anew; a failure would need 10 heartbeats */
+        fake_pass_ms(1);
+    fake_pass_ms(60); /* the next tick weighs anew; a failure would need 10 heartbeats */
     CHECK(remote_up(&r, 0));
     for (int i = 0; i < 20; i++)
         CHECK_GT(one(1), 0);
@@ -309,7 +309,7 @@ TEST(verdict_local)
 static bool nic_back(int nic, int ms)
 {
     for (int i = 0; i < ms && r2_nic_word(nic) == R2_NIC_FAILED; i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     return r2_nic_word(nic) != R2_NIC_FAILED;
 }
 
