@@ -110,9 +110,10 @@ class Process:
         return cls(**{**known, "path": Path(row["path"])})
 
     def snapshot(self) -> Snapshot:
-        """All tables. Raises SegmentError when the object is gone or damaged."""
+        """All tables, and the process as it is now. Raises SegmentError when the object is gone or
+        damaged."""
         with open_segment(self.path) as segment:
-            return read_snapshot(self, segment)
+            return read_snapshot(segment)
 
 
 @dataclass(frozen=True)
@@ -253,8 +254,7 @@ def describe(path: Path) -> Process | None:
     pidns, pid = int(match[2]), int(match[3])
     try:
         with open_segment(path) as segment:
-            row = segment.row("process", "r2_seg_process", 0)
-            return _process(path, segment, segment.header(), row)
+            return _process(segment)
     except SegmentError as err:
         if not os.access(path, os.R_OK):
             return None
@@ -278,7 +278,8 @@ def describe(path: Path) -> Process | None:
         return None
 
 
-def _process(path: Path, segment: Segment, header: dict[str, Any], row: dict[str, Any]) -> Process:
+def _process(segment: Segment) -> Process:
+    path, header, row = segment.path, segment.header(), segment.row("process", "r2_seg_process", 0)
     match = _NAME.fullmatch(path.name)
     assert match is not None
     pidns, pid, start = int(match[2]), int(match[3]), int(match[4])
@@ -361,6 +362,10 @@ class Selection:
         return plain(", ".join(parts))
 
 
+class Nobody(R2Error):
+    """No process is here at all."""
+
+
 def select(
     wanted: Selection, *, dead: bool = False, directory: Path | None = None
 ) -> list[Process]:
@@ -381,7 +386,7 @@ def select(
         can = "this r2ccl-ctl can read" if other else "you may read"
         raise R2Error(f"no {_what(dead)} that {can}. {hidden}")
     where = f"with {wanted} " if str(wanted) else ""
-    raise R2Error(
+    raise Nobody(
         f"no {_what(dead)} {where}on this machine. Start one with `r2ccl-ctl run -- CMD`; if it "
         "runs in a container, use r2ccl-ctl there or share /dev/shm; if it is another user's, "
         "use sudo; if it found no room in /dev/shm, it has said so"
@@ -411,7 +416,8 @@ def select_targets(wanted: Selection) -> list[Process]:
 # Reading
 
 
-def read_snapshot(process: Process, segment: Segment) -> Snapshot:
+def read_snapshot(segment: Segment) -> Snapshot:
+    process = _process(segment)
     counters = segment.single("counters", "r2_seg_counters")
     times = {name: counters.pop(name) for name in ("failover", "resume")}
     gauges = segment.single("gauges", "r2_seg_gauges")

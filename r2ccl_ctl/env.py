@@ -95,8 +95,16 @@ def hindrances(base: Mapping[str, str]) -> list[str]:
         mode, file = settings_view.from_file("R2CCL_MODE")
         place = f" in {file}"
     if mode.lower() in ("0", "off"):
-        found.append(f"R2CCL_MODE={mode}{place} switches R2CCL off")
+        found.append(f"R2CCL_MODE={mode}{place} switches R2CCL off: take it out")
     return found
+
+
+def hindrances_in_files(base: Mapping[str, str]) -> list[str]:
+    """The same in NCCL's configuration files here."""
+    filed = None if "NCCL_NET" in base else _from_files(base, "NCCL_NET")
+    if not filed or not filed[0] or filed[0].lower() == "r2ccl":
+        return []
+    return [f"NCCL_NET={filed[0]} in {filed[1]} makes NCCL ignore R2CCL: take it out"]
 
 
 def _from_files(base: Mapping[str, str], name: str) -> tuple[str, Path] | None:
@@ -116,12 +124,8 @@ def _from_files(base: Mapping[str, str], name: str) -> tuple[str, Path] | None:
 
 
 def warnings(base: Mapping[str, str]) -> list[str]:
-    """What in the caller's environment, or in NCCL's configuration files here, keeps NCCL from
-    using the plugin, or is not heeded."""
-    found = hindrances(base)
-    filed = None if "NCCL_NET" in base else _from_files(base, "NCCL_NET")
-    if filed and filed[0] and filed[0].lower() != "r2ccl":
-        found.append(f"NCCL_NET={filed[0]} in {filed[1]} makes NCCL ignore R2CCL: take it out")
+    """All of these, and what is not heeded."""
+    found = hindrances(base) + hindrances_in_files(base)
     plugin = base.get("NCCL_NET_PLUGIN", "")
     if plugin:
         found.append(f"NCCL_NET_PLUGIN={plugin} is replaced")

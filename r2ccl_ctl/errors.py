@@ -19,6 +19,12 @@ class R2Error(Exception):
         return plain(super().__str__(), keep="\n\t")
 
 
+class R2Unknown(R2Error):
+    """A check could not be made; exit code 3."""
+
+    exit_code = 3
+
+
 class R2UsageError(R2Error):
     """The request itself is wrong; exit code 2."""
 

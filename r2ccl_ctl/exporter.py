@@ -348,7 +348,7 @@ def collect(
         except SegmentError:  # it went between the list and the look, or is damaged
             lost += 1
             continue
-        shown += process.running
+        shown += snapshot.process.running
         add_process(to, snapshot)
         for nic in snapshot.nics:
             add_nic(to, snapshot, nic)

@@ -27,14 +27,18 @@ PEERS = "peers"  # --hosts: those that the job's own processes name
 LAST_WORDS_S = 2.0
 
 
-def parse_hosts(names: str, hostfile: Path | None) -> list[str]:
+def parse_hosts(names: str | None, hostfile: Path | None) -> list[str]:
     """Of --hosts a,b and of a file with a host at the start of each line (slots=N may follow)."""
-    found = [name.strip() for name in names.split(",") if name.strip()]
+    found = [name.strip() for name in (names or "").split(",") if name.strip()]
+    if names is not None and not found:
+        raise R2UsageError(f"--hosts '{names}' names no host")
     if hostfile is not None:
         try:
             text = hostfile.read_text(encoding="utf-8")
         except OSError as err:
             raise R2UsageError(f"--hostfile {hostfile}: {err.strerror}") from err
+        except UnicodeDecodeError as err:
+            raise R2UsageError(f"--hostfile {hostfile} is no text") from err
         lines = (line.partition("#")[0].split() for line in text.splitlines())
         found += [words[0].partition(":")[0] for words in lines if words]
         if not found:
@@ -45,17 +49,31 @@ def parse_hosts(names: str, hostfile: Path | None) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def starter(via: str, host: str) -> list[str]:
-    """The words before a command that is to run on a host."""
-    words = shlex.split(via)
+def words_of(via: str) -> list[str]:
+    """--via as a shell reads it."""
+    try:
+        words = shlex.split(via)
+    except ValueError as err:
+        raise R2UsageError(f"--via {via}: {err}") from err
     if not words:
         raise R2UsageError("--via is empty: give ssh, srun or mpirun")
+    return words
+
+
+def starter(via: str, host: str) -> list[str]:
+    """The words before a command that is to run on a host."""
+    words = words_of(via)
     kind = Path(words[0]).name
     if kind == "srun":  # beside the steps of a job that has all of the node's cores
         return [*words, "--overlap", "-N1", "-n1", "-w", host]
     if kind in ("mpirun", "mpiexec"):
         return [*words, "-n", "1", "--host", host]
     return [*words, host]
+
+
+def attempt(via: str, host: str) -> str:
+    """A command with which a user can see why a helper gave no answer."""
+    return shlex.join([*starter(via, host), "true"])
 
 
 def python_path(env: Mapping[str, str]) -> str:
@@ -100,6 +118,7 @@ class Helper:
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.host = host
+        self.via = via
         argv = argv or argv_for(via, host, os.environ, module)
         try:
             self.popen = subprocess.Popen(

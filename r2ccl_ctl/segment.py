@@ -99,7 +99,7 @@ class Layout:
     def _fields(self, cdata: Any) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for name, field in self.ffi.typeof(cdata).fields:
-            if name == "reserved":
+            if name.startswith("reserved"):
                 continue
             value = getattr(cdata, name)
             if field.type.kind == "primitive":

@@ -74,14 +74,14 @@ def from_file(name: str) -> tuple[str, str]:
     """What a file of settings says of it, and which file; empty texts where none does, or where
     this process's environment counts before it."""
     home = os.environ.get("HOME", "")
-    own = os.environ.get("R2CCL_CONF") or f"{home}/.r2ccl.conf"
-    if not any(Path(file).is_file() for file in (own, "/etc/r2ccl.conf")):
+    files = (os.environ.get("R2CCL_CONF") or f"{home}/.r2ccl.conf", "/etc/r2ccl.conf")
+    if not any(Path(file).is_file() for file in files):
         return "", ""  # the plugin need not be loaded to know
     try:
         found = {setting.name: setting for setting in load()}[name]
     except (R2Error, KeyError):
         return "", ""
-    return (found.value, found.source) if found.source.startswith("/") else ("", "")
+    return (found.value, found.source) if found.source in files else ("", "")
 
 
 def notes(plugin: Path | None = None) -> list[str]:

@@ -54,7 +54,8 @@ def services(gpus: Sequence[Gpu], nics: Sequence[HostNic]) -> list[Service]:
         order = hostnics.spill_order(nics, home)[1:]
         others = tuple((nics[i], hostnics.why_near(nics[home], nics[i])) for i in order)
         why = WAYS[ways[home]] if nics[home].pci_path else "it is no PCI device"
-        why += f", like {len(near) - 1} more" if len(near) > 1 else ""
+        others_near = len(near) - 1
+        why += f" ({others_near} more as near)" if others_near else ""
         found.append(Service(gpu, ways, nics[home], why, others))
     return found
 

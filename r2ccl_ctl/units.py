@@ -104,11 +104,13 @@ def show_bytes(number: float) -> str:
 def show_rate(bytes_per_s: float) -> str:
     """Bits per second, as NICs are sold: "9.4 Gbit/s"; "" for none."""
     bits = bytes_per_s * 8
-    for unit in ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"):
-        if bits < 1000 or unit == "Gbit/s":
+    for unit in ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"):
+        if bits < 999.5 or unit == "Tbit/s":  # 999.7 is shown as 1000
             break
         bits /= 1000
-    return f"{bits:.3g} {unit}" if bits else ""
+    if not bits:
+        return ""
+    return f"{bits:.3g} {unit}" if bits < 999.5 else f"{bits:.0f} {unit}"
 
 
 def show_span(seconds: float) -> str:

@@ -17,11 +17,13 @@ ENDED = ("closed", "never-reached")
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a job is not healthy. code: the place in WORDS. who: the process, if it is about one."""
+    """Why a job is not healthy. code: the place in WORDS. who: the process, if it is about one.
+    node: of that process."""
 
     code: int
     text: str
     who: str = ""
+    node: str = ""
 
     def __str__(self) -> str:
         return f"{self.who}: {self.text}" if self.who else self.text
@@ -30,14 +32,15 @@ class Reason:
 def judge(snapshot: Snapshot, standing: str) -> list[Reason]:
     """What is wrong with one process; `standing`: why it makes no progress, or ""."""
     process = snapshot.process
+    by = (process.title, process.host)
     if process.silent_s or not process.running:
-        return [Reason(UNKNOWN, "does not answer", process.title)]
-    found = [Reason(DANGER, f"waits: {standing}", process.title)] if standing else []
+        return [Reason(UNKNOWN, "does not answer", *by)]
+    found = [Reason(DANGER, f"waits: {standing}", *by)] if standing else []
     for nic in snapshot.nics:
         if nic.state != "healthy" or nic.link == "down":
             word = nic.state if nic.state != "healthy" else "without a link"
             cause = f" ({nic.cause})" if nic.cause else ""
-            found.append(Reason(DEGRADED, f"NIC {nic.name} is {word}{cause}", process.title))
+            found.append(Reason(DEGRADED, f"NIC {nic.name} is {word}{cause}", *by))
     return found + [r for peer in snapshot.peers for r in _of_peer(snapshot, peer)]
 
 
@@ -48,13 +51,29 @@ def _of_peer(snapshot: Snapshot, peer: Peer) -> list[Reason]:
     paths = [p for p in snapshot.paths if p.peer == peer.index and not p.spare]
     serving = [p for p in paths if p.state in SERVING]
     lost = [p for p in paths if p.state not in (*SERVING, *ENDED, "connecting")]
-    name, who = f"paths to {peer}", snapshot.process.title
     if not lost:
         return []
-    if len(serving) <= 1:
-        left = "one is left" if serving else "none is left"
-        return [Reason(DANGER, f"{name}: {left}, {len(lost)} are lost", who)]
-    return [Reason(DEGRADED, f"{name}: {len(serving)} serve, {len(lost)} are lost", who)]
+    code = DANGER if len(serving) <= 1 else DEGRADED
+    text = f"paths to {peer}: {len(serving)} left, {len(lost)} lost"
+    return [Reason(code, text, snapshot.process.title, snapshot.process.host)]
+
+
+def line(reasons: Iterable[Reason], most: int) -> str:
+    """The first reasons, the gravest first. What several processes of a node say, such as the
+    state of a NIC, stands once, before what one says."""
+    groups: dict[tuple[int, str, str], list[Reason]] = {}
+    known = list(reasons)
+    code = worst(known)
+    for one in known:
+        groups.setdefault((one.code, one.node, one.text), []).append(one)
+    first = sorted(groups.values(), key=lambda group: (group[0].code != code, -len(group)))
+    texts = [
+        str(group[0])
+        if len(group) == 1
+        else f"{group[0].node}: {group[0].text}, {len(group)} processes"
+        for group in first[:most]
+    ]
+    return "; ".join(texts + ([f"and {len(first) - most} more"] if len(first) > most else []))
 
 
 def worst(reasons: Iterable[Reason]) -> int:

@@ -28,7 +28,6 @@
 
 struct r2_nodeseg {
     int fd;
-    uint64_t seen; /* header.changes at the last poll */
     char name[96];
 };
 
@@ -166,27 +165,6 @@ bool r2_nodeseg_get(struct r2_nodeseg *s, const struct r2_wire_addr *nic, struct
             return true;
     }
     return false;
-}
-
-int r2_nodeseg_poll(struct r2_nodeseg *s, void (*fn)(void *arg, const struct r2_node_row *row),
-                    void *arg)
-{
-    uint64_t changes, seen = s->seen;
-    int n = 0;
-
-    if (read_at(s->fd, &changes, sizeof(changes), offsetof(struct r2_node_header, changes)) ||
-        changes == seen)
-        return 0;
-    s->seen = changes;
-    for (int i = 0; i < R2_NODE_ROWS; i++) {
-        struct r2_node_row row;
-
-        if (read_row(s, i, &row) && row.epoch > seen) {
-            fn(arg, &row);
-            n++;
-        }
-    }
-    return n;
 }
 
 /* ---- claims */
@@ -340,8 +318,6 @@ int r2_nodeseg_open(struct r2_nodeseg **out, const char *host)
         rc = set_up(s->fd, &want);
     if (!rc)
         rc = lock_soon(s->fd, F_RDLCK, ALIVE_AT);
-    if (!rc) /* what was found out before this process began is no news */
-        rc = read_at(s->fd, &s->seen, sizeof(s->seen), offsetof(struct r2_node_header, changes));
     if (rc) {
         close(s->fd);
         goto fail;

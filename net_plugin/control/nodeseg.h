@@ -83,10 +83,6 @@ void r2_nodeseg_release(struct r2_nodeseg *s, const struct r2_wire_addr *nic);
 int r2_nodeseg_write(struct r2_nodeseg *s, struct r2_node_row *row);
 /* The row of a NIC if there is a sound one. */
 bool r2_nodeseg_get(struct r2_nodeseg *s, const struct r2_wire_addr *nic, struct r2_node_row *out);
-/* Calls `fn` for each sound row that was written since the last call; a few hundred nanoseconds
- * when there is none. Returns their number. */
-int r2_nodeseg_poll(struct r2_nodeseg *s, void (*fn)(void *arg, const struct r2_node_row *row),
-                    void *arg);
 /* A row as it was read: its CRC fits, its numbers are in range and its texts end. Pure. */
 bool r2_node_row_sound(const struct r2_node_row *row);
 void r2_node_row_seal(struct r2_node_row *row);

@@ -518,9 +518,7 @@ struct r2_nic_state {
     atomic_uchar place; /* enum r2_place */
     atomic_uchar reach; /* enum r2_nicreach */
     atomic_int
-        telling; /* threads that are telling what has changed: no news before they are done */
-    /* FAILED by a verdict: when engine/locate next asks whether it works again; 0: not so. */
-    atomic_ulong recover_at;
+        telling;       /* threads that are telling what has changed: no news before they are done */
     atomic_uint epoch; /* grows after each change of what peers are told: who reads it first never
                         * gives old word the newest number */
     struct r2_health health;
@@ -532,7 +530,6 @@ struct r2_nic_state {
     atomic_uchar forgiven; /* how often this one's did, for the peers */
     atomic_uchar word;     /* enum r2_nic_word */
     atomic_uint weight;    /* per mille: the topology's, then the operator's */
-    atomic_uint ramp;      /* per mille: of a NIC that comes back, for paths that never failed */
     int row;
 };
 

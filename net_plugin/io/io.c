@@ -91,8 +91,7 @@ struct r2_io *r2_io_pick(void)
 
 bool r2_io_awake(struct r2_io *io)
 {
-    return !atomic_load_explicit(&io->sleeping, memory_order_relaxed) &&
-           !atomic_load_explicit(&io->away, memory_order_relaxed);
+    return !atomic_load_explicit(&io->sleeping, memory_order_relaxed);
 }
 
 bool r2_io_at_hand(struct r2_io *io)
@@ -100,12 +99,6 @@ bool r2_io_at_hand(struct r2_io *io)
     uint64_t seen = atomic_load_explicit(&io->seen, memory_order_relaxed);
 
     return r2_io_awake(io) && r2_now_ns() < seen + AT_HAND_NS;
-}
-
-void r2_io_away(bool away)
-{
-    if (self_io)
-        atomic_store_explicit(&self_io->away, away, memory_order_relaxed);
 }
 
 bool r2_io_polls(struct r2_io *io)

@@ -68,10 +68,6 @@ struct r2_io *r2_io_at(int index);
 bool r2_io_awake(struct r2_io *io);
 /* ... and has come round lately: it has a core, and nothing long to do. A hint. */
 bool r2_io_at_hand(struct r2_io *io);
-/* An I/O thread's own word: until it takes that back, what it does may wait for the kernel for
- * long, and it does not count as awake. For questions by netlink when the process cannot have a
- * thread for them (nicask.c). Without effect on other threads. */
-void r2_io_away(bool away);
 /* ... and at once: it is awake, has nothing to do, and has not been given anything. A hint. */
 bool r2_io_polls(struct r2_io *io);
 /* All threads in use are. A hint. */
@@ -87,8 +83,6 @@ bool r2_io_all_awake(void);
 bool r2_io_lend(struct r2_io *io, bool *worked);
 /* It has descriptors that a stand-in may run. A hint. */
 bool r2_io_lends(struct r2_io *io);
-/* It waits for the kernel (r2_io_away). A hint. */
-bool r2_io_is_away(struct r2_io *io);
 /* Nobody stands in any more: the threads that sleep for that look themselves, at once. Any thread,
  * any lock. */
 void r2_io_take_back(void);

@@ -19,11 +19,6 @@ bool r2_io_lends(struct r2_io *io)
     return atomic_load_explicit(&io->brief, memory_order_relaxed) > 0;
 }
 
-bool r2_io_is_away(struct r2_io *io)
-{
-    return atomic_load_explicit(&io->away, memory_order_relaxed);
-}
-
 static uint64_t look_ns(void)
 {
     return r2_io_alone() ? LENT_LOOK_NS : LENT_LOOK_SEVERAL_NS;

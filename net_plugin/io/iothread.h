@@ -26,7 +26,6 @@ struct r2_io {
     atomic_bool sleeping;
     atomic_bool pending;
     atomic_bool busy; /* runs something; a hint, of no order with anything */
-    atomic_bool away; /* r2_io_away; likewise */
     /* Held by whoever runs callbacks, the thread or one that stands in for it: from collecting
      * events to the end of the tasks. */
     pthread_mutex_t turn;

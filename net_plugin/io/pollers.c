@@ -87,7 +87,7 @@ void r2_pollers_look(void)
     static uint64_t next;
     uint64_t now = r2_now_ns();
 
-    if (pthread_mutex_trylock(&at_it))
+    if (r2_io_count() < 2 || pthread_mutex_trylock(&at_it)) /* one thread: no choice */
         return;
     if (control && now >= next) {
         look(&seen, &word, now);

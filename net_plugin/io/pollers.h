@@ -25,11 +25,11 @@ int r2_pollers(int part);
 void r2_pollers_start(struct r2_control *ctl, const struct r2_settings *set);
 /* Looks at the machine and says to the threads how many of them may poll (r2_pause_let) and are
  * given something new (r2_io_use; R2CCL_IO_THREADS, when it is set, says that itself). Nothing if
- * another thread is at it, or the last look is younger than a millisecond or than four looks take.
- * Called right before something is given, and not when the engine starts: a node's ranks start
- * within milliseconds of each other and of their first sockets, and who has just looked does not
- * look again. Any thread; reads a directory (all that is in /dev/shm) and asks for each neighbour's
- * affinity. */
+ * there is one thread, another thread is at it, or the last look is younger than a millisecond or
+ * than four looks take. Called right before something is given, and not when the engine starts: a
+ * node's ranks start within milliseconds of each other and of their first sockets, and who has just
+ * looked does not look again. Any thread; reads a directory (all that is in /dev/shm) and asks for
+ * each neighbour's affinity. */
 void r2_pollers_look(void);
 /* The same, now and then; from the engine's house timer only. `now`: monotonic ns. */
 void r2_pollers_house(uint64_t now);

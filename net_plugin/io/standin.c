@@ -90,7 +90,7 @@ bool r2_standin_look(void)
         return false;
     }
     io = next_io();
-    if (!io || r2_io_is_away(io))
+    if (!io)
         return false;
     stood_in = r2_io_lend(io, &worked);
     if (stood_in) /* a load first would not be ordered behind what they were told */

@@ -24,8 +24,8 @@
  * written by queue pairs as well (transport/verbs/card.h). 4: words about NICs are acknowledged
  * (HEARD). 5: R2CCL asks NCCL for larger pieces of sends and receives (engine/message/p2pchunk.h),
  * which must be of one size everywhere. 6: a NIC may have a second address (r2_info_nic). 7: INFO
- * says the rank. */
-#define R2_WIRE_VERSION 7
+ * says the rank. 8: nobody tells others a verdict about a NIC. */
+#define R2_WIRE_VERSION 8
 #define R2_WIRE_MAX_NICS 16
 #define R2_WIRE_MAX_BODY 65535
 #define R2_WIRE_NAME 32
@@ -70,15 +70,13 @@ enum r2_frame_type {
     R2_F_NIC,          /* B: word about one of the speaker's NICs */
     R2_F_HEARTBEAT,    /* B: answered by the kernel, not by the process */
     R2_F_INFO,         /* B: who speaks and which NICs it has; first frame of an endpoint */
-    R2_F_BYE,          /* B: the process lets go of this peer, on purpose */
     R2_F_PROBE,        /* B: a path failed: look at its ends from your side (engine/locate) */
     R2_F_PROBE_RESULT, /* B: what was seen */
-    R2_F_VERDICT,      /* B: which NIC was found to be at fault; a hint, never more */
     R2_F_TEST,         /* S: the path is to prove itself before it carries job data */
     R2_F_TEST_ACK,     /* R: as many bytes of test chunks have arrived */
     R2_F_REVOKE,       /* R: what was cleared to send on the connection is not any more */
     R2_F_REVOKED,      /* S: nothing of it is under way, and none follows */
-    R2_F_HEARD,        /* B: a NIC or VERDICT was heard; until then it is repeated */
+    R2_F_HEARD,        /* B: a NIC was heard; until then it is repeated */
     R2_F_LAST = R2_F_HEARD,
 };
 
@@ -200,10 +198,9 @@ struct r2_msg_nic {
 #define R2_NIC_LESS 0x3ffu
 
 struct r2_msg_heard {
-    uint8_t type; /* R2_F_NIC: the newest epoch heard of a NIC; R2_F_VERDICT: that one */
-    uint8_t nic;  /* of whom this is said to */
-    uint8_t pad[2];
-    uint32_t number;
+    uint8_t nic; /* of whom this is said to */
+    uint8_t pad[3];
+    uint32_t number; /* the newest epoch heard of it */
 } __attribute__((packed));
 
 struct r2_msg_test { /* TEST: bytes wanted; TEST_ACK: arrived */
@@ -263,13 +260,6 @@ struct r2_msg_probe_result {
     uint32_t seen;
     uint8_t carrier; /* of the PROBE's `far`, if it is the speaker's: enum r2_carrier */
     uint8_t pad[3];
-} __attribute__((packed));
-
-struct r2_msg_verdict {
-    struct r2_wire_addr nic;   /* at fault */
-    struct r2_wire_addr other; /* the other end of the path that failed */
-    uint32_t kind;             /* enum r2_finding_kind */
-    uint32_t number;           /* of those said to this peer: 1, 2, ... */
 } __attribute__((packed));
 
 /* First bytes of a bulk chunk on a two-sided transport. */

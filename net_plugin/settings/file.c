@@ -12,6 +12,7 @@
 #define SYSTEM_FILE "/etc/r2ccl.conf"
 #define LINES 256
 #define LINE 2048
+#define BAD_LINES 3 /* that are named, of each file */
 #define BLANKS " \t\r\n"
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -34,6 +35,14 @@ static void complain(const char *path, int line, const char *what)
         snprintf(files.complaints + at, sizeof(files.complaints) - at, "%s: %s\n", path, what);
 }
 
+static void complain_of_named(const char *path, const char *what)
+{
+    char where[LINE + 16];
+
+    snprintf(where, sizeof(where), "R2CCL_CONF=%s", path);
+    complain(where, 0, what);
+}
+
 /* Without the blanks around it. */
 static char *trim(char *text)
 {
@@ -46,31 +55,60 @@ static char *trim(char *text)
     return text;
 }
 
-static void take(const char *path, int number, char *line)
+static bool has(const char *path, const char *name)
+{
+    size_t len = strlen(name);
+
+    for (int i = 0; i < files.count; i++) {
+        if (files.where[i] == path && strncmp(files.lines[i], name, len) == 0 &&
+            files.lines[i][len] == '=')
+            return true;
+    }
+    return false;
+}
+
+/* Why the line is not read; NULL if it is. */
+static const char *take(const char *path, char *line)
 {
     char *text = trim(line), *value = strchr(text, '=');
 
     if (text[0] == '\0' || text[0] == '#')
-        return;
-    if (!value || strncmp(text, "R2CCL_", 6) != 0) {
-        complain(path, number, "write R2CCL_NAME=VALUE; this line is not read");
-        return;
-    }
+        return NULL;
+    if (!value || strncmp(text, "R2CCL_", 6) != 0)
+        return "write R2CCL_NAME=VALUE; this line is not read";
     *value = '\0';
-    if (files.count == LINES) {
-        complain(path, number, "too many settings; this one is not read");
-        return;
-    }
-    if (asprintf(&files.lines[files.count], "%s=%s", trim(text), trim(value + 1)) < 0) {
+    text = trim(text);
+    if (has(path, text))
+        return "an earlier line sets the same; this line is not read";
+    if (files.count == LINES)
+        return "too many settings; this one is not read";
+    if (asprintf(&files.lines[files.count], "%s=%s", text, trim(value + 1)) < 0) {
         files.lines[files.count] = NULL;
-        return;
+        return strerror(ENOMEM);
     }
     files.where[files.count++] = path;
+    return NULL;
+}
+
+static void take_lines(const char *path, FILE *f)
+{
+    char line[LINE];
+    int bad = 0;
+
+    for (int number = 1; fgets(line, sizeof(line), f); number++) {
+        const char *why = take(path, line);
+
+        if (why && ++bad <= BAD_LINES)
+            complain(path, number, why);
+    }
+    if (bad > BAD_LINES) {
+        snprintf(line, sizeof(line), "%d more lines are not read", bad - BAD_LINES);
+        complain(path, 0, line);
+    }
 }
 
 static void read_file(const char *path, bool wanted)
 {
-    char line[LINE];
     struct stat st;
     FILE *f;
 
@@ -81,12 +119,13 @@ static void read_file(const char *path, bool wanted)
     }
     f = fopen(path, "re");
     if (!f) {
-        if (wanted || errno != ENOENT)
+        if (wanted)
+            complain_of_named(path, strerror(errno));
+        else if (errno != ENOENT)
             complain(path, 0, strerror(errno));
         return;
     }
-    for (int number = 1; fgets(line, sizeof(line), f); number++)
-        take(path, number, line);
+    take_lines(path, f);
     fclose(f);
 }
 

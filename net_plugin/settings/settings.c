@@ -168,6 +168,19 @@ static const char *r2_settings_instead_of(const char *name)
     return NULL;
 }
 
+/* With a value that is not empty. */
+static bool in_environment(char *const *envp, const char *name)
+{
+    size_t len = strlen(name);
+
+    for (; *envp; envp++) {
+        if (strncmp(*envp, name, len) == 0 && (*envp)[len] == '=' && (*envp)[len + 1]) {
+            return true;
+        }
+    }
+    return false;
+}
+
 size_t r2_settings_check_names(char *const *envp, char *out, size_t outlen)
 {
     size_t at = 0;
@@ -185,7 +198,9 @@ size_t r2_settings_check_names(char *const *envp, char *out, size_t outlen)
         snprintf(name, sizeof(name), "%.*s", (int)(len < 120 ? len : 120), *envp);
         target = r2_settings_alias_of(name);
         instead = r2_settings_instead_of(name);
-        if (target) {
+        if (target && in_environment(envp, target)) {
+            n = snprintf(line, sizeof(line), "%s has no effect: %s is set\n", name, target);
+        } else if (target) {
             n = snprintf(line, sizeof(line), "%s is read as an alias of %s\n", name, target);
         } else if (instead) {
             n = snprintf(line, sizeof(line), "%s has no effect: %s\n", name, instead);

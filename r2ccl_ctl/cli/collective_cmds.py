@@ -129,7 +129,7 @@ def timing_table(snapshots: Sequence[Snapshot]) -> Any:
                 short(timing.quantile(0.5)),
                 short(timing.quantile(0.95)),
                 short(timing.longest_ns / 1e9),
-                f"{bus_rate(timing) / 1e9:.3g}",
+                f"{bus_rate(timing) / 1e9:.3f}",
             )
     return found
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from r2ccl_ctl.errors import R2Error, R2UsageError
+from r2ccl_ctl.errors import R2Error, R2Unknown, R2UsageError
 from r2ccl_ctl.units import parse_duration, rfc3339, show_span
 
 if TYPE_CHECKING:  # every command loads this module: what takes long is loaded where it is used
@@ -41,6 +41,33 @@ class UsageFailure(Failure):
     """An R2UsageError as click prints it."""
 
     exit_code = 2
+
+
+class UnknownFailure(Failure):
+    """An R2Unknown as click prints it."""
+
+    exit_code = 3
+
+
+def failure(err: R2Error) -> Failure:
+    if isinstance(err, R2UsageError):
+        return UsageFailure(str(err))
+    return UnknownFailure(str(err)) if isinstance(err, R2Unknown) else Failure(str(err))
+
+
+@contextlib.contextmanager
+def of_a_check() -> Iterator[None]:
+    """1 and 2 are findings of a check: what keeps it from being made ends with 3."""
+    try:
+        yield
+    except (R2UsageError, R2Unknown):
+        raise
+    except R2Error as err:
+        raise R2Unknown(str(err)) from err
+    except OSError as err:
+        if err.errno == errno.EPIPE:
+            raise
+        raise R2Unknown(refusal(err)) from err
 
 
 def _must_be(
@@ -84,8 +111,7 @@ class R2Group(click.Group):
         try:
             return super().invoke(ctx)
         except R2Error as err:
-            kind = UsageFailure if isinstance(err, R2UsageError) else Failure
-            raise kind(str(err)) from err
+            raise failure(err) from err
         except OSError as err:
             if err.errno == errno.EPIPE:  # the reader has seen enough: Main decides
                 raise
@@ -272,6 +298,17 @@ class Whole:
             for part in folded(line, width):
                 yield from part
                 yield Segment.line()
+
+
+def fitted(out: Console, view: Callable[[int], RenderableType]) -> RenderableType:
+    """A view of so many lines that it fits on the screen, where long ones take several."""
+    lines = room = max(out.height - 1, 1)
+    while True:
+        found = view(lines)
+        height = len(out.render_lines(Whole(found), pad=False))
+        if height <= room or lines <= 1:
+            return found
+        lines = max(1, min(lines - 1, lines * room // height))
 
 
 def folded(line: list[Segment], width: int) -> Iterator[list[Segment]]:

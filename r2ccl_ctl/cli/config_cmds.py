@@ -9,7 +9,7 @@ import sys
 import click
 
 from r2ccl_ctl import settings_view
-from r2ccl_ctl.cli.common import R2Group, add_row, json_option, print_json, show, table
+from r2ccl_ctl.cli.common import R2Group, add_row, json_option, of_a_check, print_json, show, table
 from r2ccl_ctl.cli.doctor_cmds import show_findings
 from r2ccl_ctl.cli.view import document
 from r2ccl_ctl.doctor import local
@@ -118,6 +118,7 @@ def _complete(text: str) -> list[str]:
 
 @config.command("check")
 @json_option
+@of_a_check()
 def config_check(as_json: bool) -> None:
     """Check the variables of this shell: misspelt names, bad values, contradictions.
 

@@ -13,8 +13,10 @@ HEAD = """\
 This page is made from the commands themselves: `python -m r2ccl_ctl.cli.docs > docs/cli.md`.
 Every command explains itself with `--help`.
 
-Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage; `run`,
-`launch` and `lab exec` end with the code of what they ran. Commands that read take `--json`, but
+Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage. The
+checks `doctor`, `config check`, `status --check` and `validate` end with 0 to 3 as their texts say;
+3 is also "could not be checked". `run`, `launch` and `lab exec` end with the code of what they ran.
+Commands that read take `--json`, but
 for `top`, `trace` (it writes JSON by itself) and `metrics` (Prometheus' format). Every JSON
 document has a `schema` number (1), also that of an error (`error`, `exit_code`). Times are
 RFC 3339 in UTC beside nanoseconds.

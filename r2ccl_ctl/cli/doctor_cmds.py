@@ -6,8 +6,9 @@ import sys
 
 import click
 
-from r2ccl_ctl.cli.common import json_option, print_json
+from r2ccl_ctl.cli.common import json_option, of_a_check, print_json
 from r2ccl_ctl.cli.host_options import host_options
+from r2ccl_ctl.cli.overview_view import number
 from r2ccl_ctl.cli.view import document
 from r2ccl_ctl.doctor import hosts as between
 from r2ccl_ctl.doctor import local
@@ -21,6 +22,7 @@ STYLES = {"error": "red", "warning": "yellow", "note": "cyan", "ok": "green"}
 @click.option("--quiet", "-q", is_flag=True, help="Only warnings and errors.")
 @json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@of_a_check()
 def doctor(
     hosts: list[str], via: str, quiet: bool, as_json: bool, command: tuple[str, ...]
 ) -> None:
@@ -35,7 +37,8 @@ def doctor(
     With CMD it also checks which NCCL the program uses. The shim (LD_PRELOAD) does not work with
     a statically linked NCCL. CMD is not started.
 
-    Ends with 0 without a problem, 1 with warnings, 2 with errors, 3 if a host gave no answer.
+    Ends with 0 without a problem, 1 with warnings, 2 with errors, 3 if a host gave no answer or the
+    checks could not be made.
 
     \b
     Example:
@@ -63,5 +66,8 @@ def show_findings(found: list[Finding], *, quiet: bool = False) -> None:
         click.echo(f"{mark} {one.check}: {node}{one.evidence}")
         if one.remedy:
             click.echo(f"{'':8} remedy: {one.remedy}")
-    counts = {word: sum(one.severity == word for one in found) for word in reversed(SEVERITIES)}
-    click.echo(", ".join(f"{count} {word}" for word, count in counts.items()), err=True)
+    texts = []
+    for word in reversed(SEVERITIES):
+        count = sum(one.severity == word for one in found)
+        texts.append(f"{count} ok" if word == "ok" else number(count, word, "s"))
+    click.echo(", ".join(texts), err=True)

@@ -24,7 +24,7 @@ def host_options(
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
-        def with_hosts(*args: Any, names: str, hostfile: Path | None, **rest: Any) -> Any:
+        def with_hosts(*args: Any, names: str | None, hostfile: Path | None, **rest: Any) -> Any:
             hosts = parse_hosts(names, hostfile)
             if PEERS in hosts and not peers:
                 raise R2UsageError("--hosts peers is for ps, status and top: name the hosts here")
@@ -45,7 +45,7 @@ def host_options(
                 type=click.Path(path_type=Path, dir_okay=False),
                 help="The hosts, one at the start of each line.",
             ),
-            click.option("--hosts", "names", metavar="A,B,...", default="", help=what),
+            click.option("--hosts", "names", metavar="A,B,...", help=what),
         ):
             found = option(found)
         return found

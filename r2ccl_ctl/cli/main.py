@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -193,6 +194,8 @@ class Main(R2Group):
         **extra: Any,
     ) -> click.Context:
         """--help and --version write before there is a context to run in."""
+        if os.environ.get("NO_COLOR"):  # rich honours it by itself, click does not
+            extra["color"] = False
         try:
             return super().make_context(info_name, args, parent, **extra)
         except OSError as err:

@@ -126,5 +126,5 @@ def overview_view(
     if not jobs:
         parts.append(Text("no process to show"))
     if hidden:
-        parts.append(Text(f"and {hidden} more"))
+        parts.append(Text(f"and {number(hidden, 'more process', 'es')}"))
     return Group(*parts)

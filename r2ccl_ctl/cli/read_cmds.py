@@ -44,6 +44,7 @@ from r2ccl_ctl.control import (
     Process,
     Selection,
     Snapshot,
+    left_out,
     list_processes,
     of_others,
     unreadable,
@@ -130,9 +131,9 @@ def ps(
         print_json({**view.document("processes", rows), **unread_dict(wanted)})
     elif found:
         show(view.process_table(found))
-    else:
-        click.echo(nobody(wanted) + more, err=True)
     hidden = "" if as_json else of_others(wanted)
+    if not (comms or as_json or found or hidden):
+        click.echo(nobody(wanted) + more, err=True)
     if hidden:
         click.echo(hidden, err=True)
     say_left_out(wanted, [] if comms else found)
@@ -151,8 +152,11 @@ def ps_there(looks: list[HostLook], wanted: Selection, *, comms: bool, as_json: 
     elif chosen:
         show(view.process_table(snapshot.process for snapshot in chosen))
     if not as_json:
-        for text in (text for look in looks for text in host_texts(look)):
+        texts = [text for look in looks for text in host_texts(look)]
+        for text in texts[:NAMED]:
             click.echo(f"warning: {text}", err=True)
+        if len(texts) > NAMED:
+            click.echo(f"warning: and {len(texts) - NAMED} more", err=True)
         if not chosen:
             click.echo(nobody(wanted, " there"), err=True)
     if all(look.error for look in looks):
@@ -243,13 +247,12 @@ def show_check(wanted: Selection, hosts: list[str], via: str, timeout: float) ->
     ]
     reasons += [verdict.Reason(verdict.UNKNOWN, text) for text in unread]
     if not snapshots and not unread:
-        reasons.append(verdict.Reason(verdict.UNKNOWN, nobody(wanted, place or " here")))
+        hidden = [] if hosts else [t for t in (of_others(wanted), left_out(wanted)) if t]
+        text = "; ".join(hidden) or nobody(wanted, place or " here")
+        reasons.append(verdict.Reason(verdict.UNKNOWN, text))
     code = verdict.worst(reasons)
-    first = sorted(reasons, key=lambda reason: reason.code != code)
-    texts = [str(reason) for reason in first[:NAMED]]
-    texts += [f"and {len(first) - NAMED} more"] if len(first) > NAMED else []
     count = number(len(snapshots), "process", "es") + place
-    click.echo(f"R2CCL {verdict.WORDS[code]}: {'; '.join(texts) or count}")
+    click.echo(f"R2CCL {verdict.WORDS[code]}: {verdict.line(reasons, NAMED) or count}")
     sys.exit(code)
 
 

@@ -23,7 +23,7 @@ from r2ccl_ctl.cli.common import (
     say_left_out,
     show,
 )
-from r2ccl_ctl.control import Process, Selection, Snapshot, list_processes, select
+from r2ccl_ctl.control import Nobody, Process, Selection, Snapshot, list_processes, select
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.gather import HostLook, Hosts, hosts_of
 from r2ccl_ctl.hang import Seen
@@ -133,7 +133,8 @@ def chosen(wanted: Selection, *, dead: bool, remedy: str) -> list[Process]:
         what = f" with {wanted}" if str(wanted) else ""
         what += f" is gone (pid {pids})" if len(gone) == 1 else f" are gone (pids {pids})"
         count = "1 process" if len(gone) == 1 else f"{len(gone)} processes"
-        raise R2Error(f"{count}{what}: {remedy}; {err}") from err
+        rest = "" if isinstance(err, Nobody) else f"; {err}"
+        raise R2Error(f"{count}{what}: {remedy}{rest}") from err
 
 
 def look(wanted: Selection, rates: view.Rates, *, dead: bool) -> Looks:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from r2ccl_ctl import overview
-from r2ccl_ctl.cli.common import WholeNumber, console, of_option, selection_options, show
+from r2ccl_ctl.cli.common import (
+    WholeNumber,
+    console,
+    fitted,
+    of_option,
+    selection_options,
+    show,
+)
 from r2ccl_ctl.cli.host_options import OF_HOSTS, host_options, host_timeout
 from r2ccl_ctl.cli.overview_view import overview_view
 from r2ccl_ctl.cli.scene import on_screen, source, watch, watch_live
@@ -71,7 +78,9 @@ def top(
         def draw() -> RenderableType:
             scene = where.look()
             jobs = overview.jobs(scene.looks, scene.seen, sort=sort, unwell=unwell)
-            return overview_view(jobs, scene.hosts, console().height - 1 if live else None)
+            if not live:
+                return overview_view(jobs, scene.hosts)
+            return fitted(console(), lambda lines: overview_view(jobs, scene.hosts, lines))
 
         if live:
             watch_live(every, draw)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import click
@@ -14,6 +15,7 @@ from r2ccl_ctl.cli.view import document, spill_rows
 from r2ccl_ctl.errors import R2UsageError
 from r2ccl_ctl.gpus import Gpu
 from r2ccl_ctl.hostnics import HostNics
+from r2ccl_ctl.topo import Service
 
 
 @click.command()
@@ -78,8 +80,7 @@ def _show(gpus: list[Gpu], nics: HostNics) -> None:
     if served:
         homes = table("GPU", "HOME NIC", "WHY", "THEN")
         for one in served:
-            then = ", ".join(f"{nic.name} ({near})" for nic, near in one.order)
-            add_row(homes, one.gpu.index, one.home.name, one.why, then or "-")
+            add_row(homes, one.gpu.index, one.home.name, one.why, _then(one) or "-")
         show(homes)
         return
     click.echo("no GPU is known here (NVML)", err=True)
@@ -87,6 +88,12 @@ def _show(gpus: list[Gpu], nics: HostNics) -> None:
     for row in spill_rows(nics.nics):
         add_row(order, *row)
     show(order)
+
+
+def _then(service: Service) -> str:
+    """The NICs that take over, each distance once."""
+    near = itertools.groupby(service.order, key=lambda one: one[1])
+    return "; ".join(f"{word}: {', '.join(nic.name for nic, _ in some)}" for word, some in near)
 
 
 def _numa(number: int | None) -> str:

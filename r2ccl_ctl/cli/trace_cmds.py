@@ -15,6 +15,7 @@ import click
 from r2ccl_ctl import trace as traces
 from r2ccl_ctl.cli.common import complete_job, of_option
 from r2ccl_ctl.cli.host_options import host_options
+from r2ccl_ctl.cli.overview_view import number
 from r2ccl_ctl.control import Process, Selection, open_segment, select
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.journal import Event, read_all
@@ -57,7 +58,7 @@ Counters = dict[str, list[tuple[int, dict[str, float]]]]  # host and label -> ro
     default=Path("r2ccl-trace.json"),
     show_default=True,
     metavar="FILE",
-    help="Where the trace goes.",
+    help="Where the trace goes; -: standard output.",
 )
 def trace(
     job: str | None,
@@ -99,10 +100,17 @@ def trace(
     if not events:
         raise R2Error("no journal of that job has an event")
     found = traces.document(events, samples, notes)
-    output.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    text = json.dumps(found) + "\n"
+    piped = str(output) == "-"
+    if piped:
+        click.echo(text, nl=False)
+    else:
+        output.write_text(text, encoding="utf-8")
     spans = len(traces.failovers(events))
     ranks = len({event.process.name for event in events})
-    click.echo(f"{output}: {len(events)} events of {ranks} processes, {spans} failovers")
+    what = f"{number(len(events), 'event', 's')} of {number(ranks, 'process', 'es')}, "
+    what += number(spans, "failover", "s")
+    click.echo(what if piped else f"{output}: {what}", err=piped)
     for note in notes:
         click.echo(f"note: {note}", err=True)
 
@@ -188,7 +196,9 @@ def of_record(path: Path) -> Parts:
                 samples.append(Sample(window["end_ns"], first, "AllReduce", "bus GB/s", speed))
         errors = {host["name"]: host["error_ns"] for host in record["hosts"]}
     except (OSError, ValueError, KeyError, TypeError) as err:
-        raise R2UsageError(f"--record {path} is no record of `validate`: {err}") from err
+        why = err.strerror if isinstance(err, OSError) else str(err)
+        why = f"it has no {err}" if isinstance(err, KeyError) else why
+        raise R2UsageError(f"--record {path} is no file of DIR/cases of `validate`: {why}") from err
     notes = [
         f"{name}: its clock is known to {ns / 1e3:.0f} us or better" for name, ns in errors.items()
     ]

@@ -18,6 +18,7 @@ from r2ccl_ctl.cli.common import (
     WholeNumber,
     add_row,
     json_option,
+    of_a_check,
     of_option,
     print_json,
     show,
@@ -54,6 +55,7 @@ LAB_NODES, LAB_NICS, LAB_RATE = 2, 3, "200mbit"
     "chosen",
     multiple=True,
     metavar="CASE",
+    shell_complete=lambda ctx, param, text: [name for name in NAMES if name.startswith(text)],
     help=f"Only this case; may be repeated. {', '.join(NAMES)}.",
 )
 @click.option("--size", metavar="BYTES", help="Size of the AllReduce. Default: 32M, in a lab 8M.")
@@ -85,6 +87,7 @@ LAB_NODES, LAB_NICS, LAB_RATE = 2, 3, "200mbit"
 @click.option("--again", is_flag=True, help="Run finished cases anew.")
 @click.option("--dry-run", is_flag=True, help="Say what would run, and start nothing.")
 @json_option
+@of_a_check()
 def validate(
     hosts: list[str],
     via: str,
@@ -110,7 +113,8 @@ def validate(
     An interrupted run goes on where it was: finished cases are not run again.
 
     The report is report.html in the results folder, beside report.md and report.json. Ends with 0
-    if all cases passed, 1 if something was slow, 2 if a case failed, 3 if one showed nothing.
+    if all cases passed, 1 if something was slow, 2 if a case failed, 3 if a case showed nothing or
+    could not be run.
 
     \b
     Example:
@@ -120,6 +124,8 @@ def validate(
     """
     if len(hosts) == 1:
         raise R2UsageError(f"--hosts {hosts[0]}: give two or more, or none for a lab")
+    if dry_run and as_json:
+        raise R2UsageError("--dry-run prints text: leave it or --json out")
     lab = not hosts
     tests = mpi.find(tests_dir) if tests_dir or not lab else ""
     if tests and not mpi.starter(via):
@@ -142,8 +148,10 @@ def validate(
     with _interrupts(folder), _bed(hosts, via) as bed:
         setup = _setup(bed, via, per_node, bytes_, unit, nics, nccl, tests)
         _say_hosts(bed)
-        results, doc = _validate(bed, setup, wanted, folder, again=again)
-    _show(results, doc, folder, as_json=as_json)
+        results, records = _validate(bed, setup, wanted, folder, again=again)
+    doc = report.document(setup, results, records)
+    _show(results, doc, as_json=as_json)
+    _write(results, doc, records, folder)
     sys.exit(doc["exit_code"])
 
 
@@ -220,8 +228,10 @@ def _validate(
         records = run.run_cases(bed, setup, fit, folder, screen, again=again)
     finally:
         screen.end()
-    results = report.results_of(wanted, records, skipped)
-    doc = report.document(setup, results, records)
+    return report.results_of(wanted, records, skipped), records
+
+
+def _write(results: list[Any], doc: dict[str, Any], records: dict[str, Any], folder: Path) -> None:
     report.write(folder, "report.json", json.dumps(doc, indent=2) + "\n")
     report.write(folder, "report.md", report.markdown(doc, results))
     command = shlex.join(["r2ccl-ctl", *sys.argv[1:]])
@@ -229,7 +239,7 @@ def _validate(
         report.write(folder, "report.html", report.html(doc, results, records, command))
     except report.NoHtml as err:
         click.echo(f"warning: report.html is left out: {err}", err=True)
-    return results, doc
+    click.echo(f"report: {folder}/report.html, report.md, report.json", err=True)
 
 
 def _say_plan(hosts: list[str], via: str, wanted: list[Case], unit: float) -> None:
@@ -254,7 +264,7 @@ def _say_hosts(bed: beds.Bed) -> None:
             click.echo(f"warning: {host.name}: {text}", err=True)
 
 
-def _show(results: list[Any], doc: dict[str, Any], folder: Path, *, as_json: bool) -> None:
+def _show(results: list[Any], doc: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(doc)
     else:
@@ -264,4 +274,3 @@ def _show(results: list[Any], doc: dict[str, Any], folder: Path, *, as_json: boo
         show(out)
         click.echo()
         click.echo(f"{doc['verdict']}: {doc['summary']}")
-    click.echo(f"report: {folder}/report.html, report.md, report.json", err=True)

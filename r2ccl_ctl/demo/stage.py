@@ -57,7 +57,7 @@ def run(spec: DemoSpec, screen: Screen) -> Report:
     spec.check()
     hindered = environment.hindrances(os.environ)
     if hindered:
-        raise R2UsageError(f"the demo shows R2CCL, and {'; '.join(hindered)}: unset it first")
+        raise R2UsageError(f"the demo shows R2CCL, and {'; '.join(hindered)}")
     folder = spec.make_folder()
     perf = paths.perf_path()
     job_name = f"demo-{secrets.token_hex(3)}"

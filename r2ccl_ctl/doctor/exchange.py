@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from r2ccl_ctl import __version__, settings_view
@@ -46,12 +47,14 @@ class Exchanger:
         places: list[dict[str, Any]] = []
         for nic in self.nics.nics:
             try:
-                server = listener(nic, span)
+                servers = listeners(nic, span)
             except OSError as err:
-                places.append({"port": 0, "error": err.strerror or str(err)})
+                places.append({"port": 0, "last": 0, "error": err.strerror or str(err)})
                 continue
-            threading.Thread(target=self._serve, args=(server,), daemon=True).start()
-            places.append({"port": server.getsockname()[1], "error": ""})
+            for server in servers:
+                threading.Thread(target=self._serve, args=(server,), daemon=True).start()
+            ports = [server.getsockname()[1] for server in servers]
+            places.append({"port": ports[0], "last": (ports[1:] or [0])[0], "error": ""})
         return {"token": self.token.hex(), "places": places}
 
     def _serve(self, server: socket.socket) -> None:
@@ -123,7 +126,7 @@ def exchange(nic: HostNic, to: tuple[str, int], token: bytes, seconds: float) ->
         }
 
 
-def bound(nic: HostNic) -> socket.socket:
+def bound(nic: HostNic, port: int = 0) -> socket.socket:
     """A socket that uses this NIC and no other, as the engine's do."""
     conn = socket.socket(socket.AF_INET6 if ":" in nic.addr else socket.AF_INET)
     try:
@@ -131,31 +134,40 @@ def bound(nic: HostNic) -> socket.socket:
         if not nic.loopback:
             with contextlib.suppress(PermissionError):
                 conn.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, nic.ifname.encode())
-        conn.bind(socket.getaddrinfo(nic.addr, 0, type=socket.SOCK_STREAM)[0][4])
+        conn.bind(socket.getaddrinfo(nic.addr, port, type=socket.SOCK_STREAM)[0][4])
     except OSError:
         conn.close()
         raise
     return conn
 
 
-def listener(nic: HostNic, span: tuple[int, int]) -> socket.socket:
-    """On a port of R2CCL_PORT_RANGE, if that is set."""
-    server = bound(nic)
+def listeners(nic: HostNic, span: tuple[int, int]) -> list[socket.socket]:
+    """One on any port. With R2CCL_PORT_RANGE on its first free port, and on its last one: a
+    firewall may pass a part of the range."""
     if span == (0, 0):
+        server = bound(nic)
         server.listen()
-        return server
-    server.close()
-    address = socket.getaddrinfo(nic.addr, 0, type=socket.SOCK_STREAM)[0][4]
-    for port in range(span[0], span[1] + 1):
-        server = socket.socket(socket.AF_INET6 if ":" in nic.addr else socket.AF_INET)
+        return [server]
+    ports = range(span[0], span[1] + 1)
+    first = _listen_on(nic, ports)
+    if first is None:
+        raise OSError(None, f"no port of R2CCL_PORT_RANGE={span[0]}-{span[1]} is free")
+    last = _listen_on(nic, reversed(ports))
+    return [first, last] if last else [first]
+
+
+def _listen_on(nic: HostNic, ports: Iterable[int]) -> socket.socket | None:
+    """A listening socket on the first free one of these ports."""
+    for port in ports:
+        server = None
         try:
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.bind((address[0], port, *address[2:]))
+            server = bound(nic, port)
             server.listen()
             return server
         except OSError:
-            server.close()
-    raise OSError(None, f"no port of R2CCL_PORT_RANGE={span[0]}-{span[1]} is free")
+            if server is not None:
+                server.close()
+    return None
 
 
 def port_range() -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from r2ccl_ctl.doctor.finding import Finding
 from r2ccl_ctl.doctor.local import network
 from r2ccl_ctl.hostnics import HostNic
-from r2ccl_ctl.remote import Helper, NoAnswer, at_once, starter
+from r2ccl_ctl.remote import Helper, NoAnswer, at_once, attempt
 from r2ccl_ctl.units import show_rate
 
 LOOK_S = 90.0
@@ -48,6 +47,9 @@ def check(hosts: Sequence[str], via: str, command: Sequence[str] = ()) -> list[F
         if len(ready) > ALL_PAIRS:
             text = f"of {len(ready)} hosts each one exchanged bytes with the next one only"
             found.append(Finding("note", "exchange", text))
+        if len(hosts) == 1:
+            text = "one host alone was checked: no bytes were exchanged"
+            found.append(Finding("note", "exchange", text, "name two or more hosts"))
     finally:
         at_once(Site.stop, helpers)
     return found
@@ -60,8 +62,7 @@ def _look(via: str, command: Sequence[str], helper: Site) -> list[Finding]:
         helper.version = seen["version"]
         listening = helper.ask(ANSWER_S, do="listen")
     except NoAnswer as err:
-        words = shlex.join([*starter(via, helper.host), "true"])
-        remedy = f"try `{words}`; R2CCL has to be at the same place there"
+        remedy = f"try `{attempt(via, helper.host)}`; R2CCL has to be at the same place there"
         text = f"the helper on {helper.host} could not be asked: {err}"
         return [Finding("error", "unknown", text, remedy, helper.host)]
     found = [Finding(**{**row, "node": helper.host}) for row in seen["findings"]]
@@ -135,6 +136,7 @@ def _exchange(a: Site, b: Site) -> list[Finding]:
             found.append(Finding("error", "unknown", f"{name}: {err}", node=a.host))
             break
         found.append(judge(name, nic, said, a.host))
+        found += _last_port(a, b, index, other, said)
         if not said["error"]:
             rates.append((said["rate"], name))
     middle = sorted(rate for rate, _ in rates)[len(rates) // 2] if rates else 0
@@ -143,6 +145,23 @@ def _exchange(a: Site, b: Site) -> list[Finding]:
             text = f"{name}: {show_rate(rate)}, where the median is {show_rate(middle)}"
             found.append(Finding("warning", "rate", text, "check its link speed", a.host))
     return found
+
+
+def _last_port(a: Site, b: Site, nic: int, other: int, said: dict[str, Any]) -> list[Finding]:
+    """The other end of R2CCL_PORT_RANGE, if its first port is open."""
+    port, peer = b.places[other]["last"], b.nics[other]
+    if not port or said["error"]:
+        return []
+    try:
+        last = a.ask(ANSWER_S, do="send", nic=nic, addr=peer.addr, token=b.token, port=port,
+                     seconds=0)  # fmt: skip
+    except NoAnswer as err:
+        return [Finding("error", "unknown", f"port {port} of {b.host}: {err}", node=a.host)]
+    if not last["error"]:
+        return []
+    text = f"{a.nics[nic].name} to {b.host} {peer.name} ({peer.addr} port {port}): {last['error']}"
+    remedy = "open all ports of R2CCL_PORT_RANGE in the firewall"
+    return [Finding("error", "ports", text, remedy, a.host)]
 
 
 def judge(name: str, nic: HostNic, said: dict[str, Any], node: str) -> Finding:

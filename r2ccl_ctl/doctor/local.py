@@ -26,6 +26,8 @@ ANSWER_S = 20.0
 NCCL_FIRST = (2, 18)
 NCCL_BY_PATH = (2, 21)
 _NCCL_NAME = re.compile(rb"NCCL_[A-Z0-9_]{2,60}")
+_NET_API = re.compile(rb"\0ncclNetPlugin_v(\d+)(?=\0)")
+_GLIBC = re.compile(rb"\0GLIBC_(\d+\.\d+)(?=\.\d+\0|\0)")
 _VERSION = (
     "import ctypes, sys; n = ctypes.c_int(); "
     "ctypes.CDLL(sys.argv[1]).ncclGetVersion(ctypes.byref(n)); print(n.value)"
@@ -45,6 +47,7 @@ def check_all(command: Sequence[str] = ()) -> tuple[HostNics, list[Finding]]:
     found += check_subnets(nics.nics, read_sysctl)
     found += check_limits(nics.nics)
     found += check_nccl(library)
+    found += check_plugin(paths.plugin_path())
     found += check_preload()
     found += check_variables(base, nccl_names(library))
     found += check_rdma(nics.nics)
@@ -238,6 +241,21 @@ def check_nccl(library: Path | None) -> list[Finding]:
     return [Finding("ok", "nccl", text)]
 
 
+def check_plugin(plugin: Path) -> list[Finding]:
+    """What NCCL looks for in the plugin, and the glibc that it needs."""
+    data = plugin.read_bytes()
+    versions = sorted({int(number) for number in _NET_API.findall(data)})
+    if not versions:
+        text = f"{plugin} has no ncclNetPlugin symbol: NCCL will not use it"
+        return [Finding("error", "plugin", text, "build or install R2CCL again")]
+    text = f"{plugin} has net API v{versions[0]} to v{versions[-1]}"
+    needs = max((tuple(map(int, n.split(b"."))) for n in _GLIBC.findall(data)), default=None)
+    if needs:
+        have = (os.confstr("CS_GNU_LIBC_VERSION") or "unknown").removeprefix("glibc ")
+        text += f"; it needs glibc {needs[0]}.{needs[1]}, here is {have}"
+    return [Finding("ok", "plugin", text)]
+
+
 def check_preload() -> list[Finding]:
     """The loader takes the shim: its glibc and its libraries are there."""
     try:
@@ -273,17 +291,27 @@ def nccl_names(library: Path | None) -> set[str]:
 def check_variables(base: Mapping[str, str], known: set[str]) -> list[Finding]:
     """Misspelt names, bad values, and what contradicts itself. `known`: NCCL's names."""
     out = [Finding("warning", "variables", text) for text in settings_view.complaints({})]
-    out += [Finding("error", "variables", text) for text in environment.hindrances(base)]
-    hindered = set(environment.hindrances(base))
-    for text in environment.warnings(base):
-        if text not in hindered:
-            out.append(Finding("note", "variables", text))
+    hindered = environment.hindrances(base) + environment.hindrances_in_files(base)
+    out += [Finding("error", "variables", text) for text in hindered]
+    out += [
+        Finding("note", "variables", t) for t in environment.warnings(base) if t not in hindered
+    ]
+    out += check_env_plugin(base)
     out += [_misspelt(name, known) for name in _strangers(base, known)]
     nics = base.get("R2CCL_NICS") or settings_view.from_file("R2CCL_NICS")[0]
     if nics and base.get("NCCL_SOCKET_IFNAME"):
         text = "R2CCL_NICS and NCCL_SOCKET_IFNAME are both set: R2CCL obeys the first one"
         out.append(Finding("note", "variables", text, "NCCL's bootstrap obeys the other"))
     return out or [Finding("ok", "variables", "no variable is misspelt or contradicts another")]
+
+
+def check_env_plugin(base: Mapping[str, str]) -> list[Finding]:
+    name = base.get("NCCL_ENV_PLUGIN", "")
+    if not name or name.lower() == "none":
+        return []
+    text = f"NCCL_ENV_PLUGIN={name} may set NCCL's variables when a job starts: not seen here"
+    remedy = 'with NCCL_DEBUG=INFO a job must say "Using network R2CCL"'
+    return [Finding("note", "variables", text, remedy)]
 
 
 def _strangers(base: Mapping[str, str], known: set[str]) -> Iterable[str]:

@@ -21,6 +21,7 @@ from r2ccl_ctl.lab.spec import (
     LabError,
     LabSpec,
     fab_port,
+    host_limit,
     mgmt_address,
     netns_name,
     nic_index,
@@ -202,12 +203,13 @@ class Fabric:
         """Shape both ends of a cable: the node's end is its tx, the fabric's end its rx."""
         if rate is None and old is None:
             return
-        for where, link in ((f"n{node}", nic), (FAB, fab_port(node, nic))):
+        ends = ((f"n{node}", nic, host_limit), (FAB, fab_port(node, nic), tbf_limit))
+        for where, link, limit in ends:
             ipr, index = self.ipr(where), self.index(where, link)
             if rate is None:
                 _ignore(errno.ENOENT, partial(ipr.tc, "del", index=index, root=True))
                 continue
-            options = {"rate": f"{rate}bit", "burst": tbf_burst(rate), "limit": tbf_limit(rate)}
+            options = {"rate": f"{rate}bit", "burst": tbf_burst(rate), "limit": limit(rate)}
             _make("tbf shaper", partial(ipr.tc, "replace", "tbf", index, TBF_HANDLE, **options))
 
     def set_link(self, node: int, nic: str, state: str) -> None:

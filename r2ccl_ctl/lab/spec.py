@@ -70,8 +70,14 @@ def tbf_burst(bps: int) -> int:
 
 
 def tbf_limit(bps: int) -> int:
-    """Bytes of queue: 20 ms of the rate, from 256 KiB to 1 MiB."""
+    """Bytes of a switch port's queue: 20 ms of the rate, from 256 KiB to 1 MiB."""
     return max(256 * 1024, min(1024 * 1024, bps // 8 // 50))
+
+
+def host_limit(bps: int) -> int:
+    """Bytes of a node's own queue: 200 ms of the rate, from 256 KiB to 16 MiB. A host's queue holds
+    a thousand packets. Where it drops one, a socket with nothing else under way waits 200 ms."""
+    return max(256 * 1024, min(16 * 1024 * 1024, bps // 8 // 5))
 
 
 def parse_rates(text: str) -> tuple[int | None, ...]:

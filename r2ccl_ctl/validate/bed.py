@@ -15,7 +15,7 @@ from typing import Any
 from r2ccl_ctl.errors import R2Error
 from r2ccl_ctl.interrupts import undisturbed
 from r2ccl_ctl.lab import Lab, LabError, LabSpec, known_labs, nsexec, parse_rates, remove
-from r2ccl_ctl.remote import Helper, NoAnswer, at_once, python_path
+from r2ccl_ctl.remote import Helper, NoAnswer, at_once, attempt, python_path
 
 AGENT = "r2ccl_ctl.validate.agent"
 LOOK_S, ANSWER_S = 90.0, 20.0
@@ -49,7 +49,10 @@ class Host:
             while reply["number"] != self.asked:  # of a question that Ctrl-C broke off
                 reply = self.helper.receive(timeout)
         except NoAnswer as err:
-            raise HostError(f"{self.name}: the helper gave no answer: {err}") from err
+            hint = ""
+            if self.asked == 1 and self.helper.via:
+                hint = f"; try `{attempt(self.helper.via, self.name)}`"
+            raise HostError(f"{self.name}: the helper gave no answer: {err}{hint}") from err
         if reply.get("error"):
             raise HostError(f"{self.name}: {reply['error']}")
         return reply

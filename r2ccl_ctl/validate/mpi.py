@@ -19,7 +19,7 @@ from r2ccl_ctl import launch
 from r2ccl_ctl.errors import R2UsageError
 from r2ccl_ctl.job import LaunchSpec
 from r2ccl_ctl.lab import Lab, nsexec
-from r2ccl_ctl.remote import LAUNCHERS
+from r2ccl_ctl.remote import LAUNCHERS, words_of
 from r2ccl_ctl.validate.nccltests import parse_row, starts
 
 PROGRAM = "all_reduce_perf"
@@ -46,8 +46,8 @@ def find(folder: str) -> str:
 
 def starter(via: str) -> list[str]:
     """srun or mpirun, with the options of --via; mpirun of PATH where that is ssh."""
-    words = shlex.split(via)
-    if words and Path(words[0]).name in LAUNCHERS:
+    words = words_of(via)
+    if Path(words[0]).name in LAUNCHERS:
         return words
     found = shutil.which("mpirun")
     return [found] if found else []

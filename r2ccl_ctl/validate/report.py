@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,6 +48,12 @@ LAB_NOTE = (
 FAULT_NOTE = (
     "Faults were injected in R2CCL's transport, as `r2ccl-ctl fail-nic` does. Only the case "
     "'cable' cuts a link."
+)
+LEGEND = (
+    "Wrong: values that were not what they should be; every value was compared. Bus bandwidth as "
+    "nccl-tests counts it, over the whole case. Share: bandwidth while NICs were away, of the "
+    "bandwidth before; in brackets what the remaining NICs could give. Resumed: from the fault "
+    "until traffic went on."
 )
 STANDIN_NOTE = "A CPU stand-in took the place of NCCL: the bandwidths say nothing about GPUs."
 
@@ -168,7 +175,8 @@ def markdown(doc: Mapping[str, Any], results: Sequence[Result]) -> str:
     for result in results:
         cells = [text.replace("|", "\\|").replace("\n", " ") for text in row_of(result)]
         lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", "Bytes per second of the first host's NICs, by the kernel's counters:", ""]
+    lines += ["", LEGEND]
+    lines += ["", "What the first host's NICs sent, by the kernel's counters:", ""]
     lines += ["| case | nic | before | while failed | after |", "|---|---|---|---|---|"]
     for result in results:
         for row in result.nics:
@@ -217,16 +225,20 @@ def html(
         })  # fmt: skip
     text: str = env.get_template(TEMPLATE).render(
         doc=doc, cases=cases, columns=[c.removeprefix(">") for c in COLUMNS],
-        bed=_bed_line(doc), command=command,
+        bed=_bed_line(doc), command=command, legend=LEGEND,
     )  # fmt: skip
     return text
 
 
 def write(folder: Path, name: str, text: str) -> Path:
-    path = folder / name
+    """As a whole: where there is no room, what was there before stays."""
+    path, new = folder / name, folder / f".{name}.new"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
     except OSError as err:
+        with contextlib.suppress(OSError):
+            new.unlink()
         raise R2Error(f"{path}: {err.strerror}") from err
     return path

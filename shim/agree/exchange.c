@@ -1,7 +1,10 @@
 /* An exchange: every rank offers some bytes to the leader, which gives all of them to everybody.
  * Frames may be lost with their connection, so a rank repeats its offer until it has been
  * exchanged. The leader keeps the last complete round for those that ask again: nobody offers the
- * next round before it has this one. It may invite to the first round, and repeats that, too. */
+ * next round before it has this one. It may invite to the first round, and repeats that, too.
+ *
+ * A process that has died is found by its host's refusal, since everybody goes on calling whom it
+ * waits for: ranks the leader, and the leader those that have not offered. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
@@ -24,6 +27,7 @@ struct r2_agree_offers {
         bool there;
         uint8_t *data;
         uint32_t len;
+        int refused; /* how often its host said that nobody listens */
     } of[];
 };
 
@@ -109,23 +113,33 @@ static void r2_exchange_again(struct r2_agree *a, uint64_t *at, uint64_t *wait, 
     a->deadline_ns = *at < a->deadline_ns ? *at : a->deadline_ns;
 }
 
+/* Those that have not offered. */
+static void r2_exchange_call(struct r2_agree *a, enum r2_agree_kind kind)
+{
+    for (int r = 0; r < a->nranks; r++) {
+        if (!a->offers || !a->offers->of[r].there) {
+            r2_agree_member_send(a, (uint32_t)r, kind, NULL, 0, NULL, 0);
+        }
+    }
+}
+
 static void r2_exchange_offer(struct r2_agree *a, uint64_t now)
 {
     if (now >= a->offer_ns) {
         /* Nobody changes it while it is open. */
         r2_agree_member_send(a, R2_AGREE_LEADER, R2_FRAME_OFFER, a->offer.data, a->offer.len, NULL,
                              0);
+        if (a->rank == R2_AGREE_LEADER && a->offer_wait_ns == R2_EXCHANGE_MOST_NS) {
+            r2_exchange_call(a, R2_FRAME_CALL);
+        }
     }
     r2_exchange_again(a, &a->offer_ns, &a->offer_wait_ns, now);
 }
 
-/* Those that have not offered. */
 static void r2_exchange_invite(struct r2_agree *a, uint64_t now)
 {
-    for (int r = 0; now >= a->invite_ns && r < a->nranks; r++) {
-        if (!a->offers || !a->offers->of[r].there) {
-            r2_agree_member_send(a, (uint32_t)r, R2_FRAME_INVITE, NULL, 0, NULL, 0);
-        }
+    if (now >= a->invite_ns) {
+        r2_exchange_call(a, R2_FRAME_INVITE);
     }
     r2_exchange_again(a, &a->invite_ns, &a->invite_wait_ns, now);
 }
@@ -143,8 +157,36 @@ void r2_agree_exchange_turn(struct r2_agree *a, uint64_t now)
     } else {
         a->offer_ns = a->offer_wait_ns = 0;
     }
-    if (inviting && !(a->offers && a->offers->done > 0)) {
+    if (inviting && a->rank == R2_AGREE_LEADER && !(a->offers && a->offers->done > 0)) {
         r2_exchange_invite(a, now);
+    }
+}
+
+/* What there is of the offers; NULL: no memory. */
+static struct r2_agree_offers *r2_exchange_offers(struct r2_agree *a)
+{
+    if (!a->offers) {
+        a->offers = calloc(1, sizeof(*a->offers) + (size_t)a->nranks * sizeof(a->offers->of[0]));
+    }
+    return a->offers;
+}
+
+/* An exchange that the leader invited to is awaited by nobody. */
+void r2_agree_exchange_refused(struct r2_agree *a, const struct r2_agree_addr *addr, uint64_t now)
+{
+    bool open, leader = a->rank == R2_AGREE_LEADER;
+
+    pthread_mutex_lock(&a->lock);
+    open = a->offer.open && !a->inviting && !a->aborted;
+    pthread_mutex_unlock(&a->lock);
+    for (int r = 0; open && r < (leader ? a->nranks : 1) && r2_exchange_offers(a); r++) {
+        uint32_t process = a->roster.seats[r].process;
+
+        if (!a->offers->of[r].there &&
+            r2_agree_addr_equal(&a->roster.processes[process].addr, addr) &&
+            ++a->offers->of[r].refused == R2_AGREE_REFUSALS) {
+            r2_agree_tell_gone(a, (uint32_t)r, now);
+        }
     }
 }
 
@@ -180,13 +222,9 @@ static void r2_exchange_complete(struct r2_agree *a, struct r2_agree_offers *o)
 static void r2_exchange_offered(struct r2_agree *a, const struct r2_agree_frame *f,
                                 const uint8_t *payload)
 {
-    struct r2_agree_offers *o = a->offers;
+    struct r2_agree_offers *o = r2_exchange_offers(a);
     uint32_t round = r2_get32(payload), len = f->len - 4;
 
-    if (!o) {
-        o = calloc(1, sizeof(*o) + (size_t)a->nranks * sizeof(o->of[0]));
-        a->offers = o;
-    }
     if (!o || len > R2_AGREE_OFFER) {
         return;
     }
@@ -252,13 +290,24 @@ static void r2_exchange_have(struct r2_agree *a, const struct r2_agree_frame *f,
     free(lens);
 }
 
+static void r2_exchange_invited(struct r2_agree *a, const struct r2_agree_frame *f)
+{
+    if (f->from != R2_AGREE_LEADER) {
+        return;
+    }
+    pthread_mutex_lock(&a->lock);
+    a->inviting = true;
+    pthread_mutex_unlock(&a->lock);
+    if (!a->buried_ns && a->ops && a->ops->invited) {
+        a->ops->invited(a->user);
+    }
+}
+
 void r2_agree_exchange_frame(struct r2_agree *a, const struct r2_agree_frame *f,
                              const uint8_t *payload)
 {
     if (f->kind == R2_FRAME_INVITE) {
-        if (f->from == R2_AGREE_LEADER && !a->buried_ns && a->ops && a->ops->invited) {
-            a->ops->invited(a->user);
-        }
+        r2_exchange_invited(a, f);
         return;
     }
     if (f->len < 4) {

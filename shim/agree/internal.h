@@ -18,6 +18,10 @@
 #include "agree/wire.h"
 #include "util/list.h"
 
+/* How often a host says that nobody listens where a process did, before that one counts as dead. A
+ * process that is stopped is not refused; a host or network that is gone does not answer. */
+#define R2_AGREE_REFUSALS 2
+
 /* Pending, promised, in force, and one to spare. */
 #define R2_AGREE_OBJECTS (R2_AGREE_PENDING + 3)
 
@@ -74,7 +78,7 @@ struct r2_agree {
         uint8_t *data;  /* the frame's payload */
         size_t len;
     } offer;
-    bool inviting;  /* leader: to the first round, until it is exchanged */
+    bool inviting;  /* the leader invites to the first round: no operation waits for it */
     uint32_t error; /* NCCL's, at this rank; 0: none */
     bool error_said;
     int tellers; /* threads in r2_agree_tell */
@@ -90,6 +94,7 @@ struct r2_agree {
     struct r2_agree_roster roster;
     uint64_t deadline_ns; /* look at it again then; UINT64_MAX: only when told */
     uint64_t register_ns, register_wait_ns, joining_ns;
+    int root_refused; /* how often its host said that nobody listens */
     bool said_off, closed;
     uint64_t buried_ns; /* when it was destroyed; 0: it lives */
     uint64_t report_number;
@@ -150,6 +155,8 @@ int r2_agree_service_add(struct r2_agree *a);
 void r2_agree_member_turn(struct r2_agree *a, uint64_t now);
 void r2_agree_member_frame(struct r2_agree *a, const uint8_t process[16],
                            const struct r2_agree_frame *f, const uint8_t *payload);
+/* Nobody listens at this address. */
+void r2_agree_member_refused(struct r2_agree *a, const struct r2_agree_addr *addr, uint64_t now);
 /* The connection to this process broke. */
 void r2_agree_member_lost(struct r2_agree *a, const uint8_t process[16]);
 
@@ -208,6 +215,9 @@ void r2_agree_exchange_turn(struct r2_agree *a, uint64_t now);
 /* INVITE, OFFER, OFFERS: from a rank of the roster. */
 void r2_agree_exchange_frame(struct r2_agree *a, const struct r2_agree_frame *f,
                              const uint8_t *payload);
+/* Nobody listens at this address. Where a rank does whose offer, or whose answer, is awaited, the
+ * exchange will never end. */
+void r2_agree_exchange_refused(struct r2_agree *a, const struct r2_agree_addr *addr, uint64_t now);
 void r2_agree_exchange_free(struct r2_agree *a);
 
 /* --- tell.c (service thread) -------------------------------------------------------------- */
@@ -215,6 +225,8 @@ void r2_agree_exchange_free(struct r2_agree *a);
 void r2_agree_tell_turn(struct r2_agree *a, uint64_t now);
 void r2_agree_tell_frame(struct r2_agree *a, const struct r2_agree_frame *f, const uint8_t *payload,
                          uint64_t now);
+/* The process of `rank` has ended before its time. */
+void r2_agree_tell_gone(struct r2_agree *a, uint32_t rank, uint64_t now);
 
 /* --- rendezvous.c (service thread) -------------------------------------------------------- */
 

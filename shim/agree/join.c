@@ -24,6 +24,14 @@ struct r2_agree_early {
 
 /* --- joining ------------------------------------------------------------------------------ */
 
+static void r2_join_no_root(struct r2_agree *a, const char *why)
+{
+    if (!a->said_off && a->ops && a->ops->off) {
+        a->ops->off(a->user, why);
+    }
+    a->said_off = true;
+}
+
 void r2_agree_join_register(struct r2_agree *a, uint64_t now)
 {
     struct r2_agree_register r = {.nranks = (uint32_t)a->nranks,
@@ -44,11 +52,20 @@ void r2_agree_join_register(struct r2_agree *a, uint64_t now)
     }
     a->deadline_ns = a->register_ns;
     a->joining_ns = a->joining_ns ? a->joining_ns : now;
-    if (!a->said_off && now >= a->joining_ns + 2 * a->timeout_ns) { /* the root is silent, too */
-        a->said_off = true;
-        if (a->ops && a->ops->off) {
-            a->ops->off(a->user, "the process that made the unique id does not answer");
-        }
+    if (now >= a->joining_ns + 2 * a->timeout_ns) { /* the root is silent, too */
+        r2_join_no_root(a, "the process that made the unique id does not answer");
+    } else if (a->root_refused >= R2_AGREE_REFUSALS) {
+        r2_join_no_root(a, "the process that made the unique id has ended");
+    }
+}
+
+void r2_agree_member_refused(struct r2_agree *a, const struct r2_agree_addr *addr, uint64_t now)
+{
+    if (a->roster.seats) {
+        r2_agree_exchange_refused(a, addr, now);
+    } else if (r2_agree_addr_equal(&a->root, addr)) {
+        a->root_refused++;
+        a->deadline_ns = 0;
     }
 }
 

@@ -398,22 +398,26 @@ static bool r2_net_read(struct r2_agree_net *net, struct r2_agree_conn *c)
     return true;
 }
 
-static bool r2_net_connected(struct r2_agree_conn *c)
+/* 0, or why not: ECONNREFUSED and others. */
+static int r2_net_connected(struct r2_agree_conn *c)
 {
     int error = 0;
     socklen_t len = sizeof(error);
 
     c->connecting = false;
-    return getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &error, &len) == 0 && error == 0;
+    return getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &error, &len) < 0 ? errno : error;
 }
 
 static void r2_net_event(struct r2_agree_net *net, struct r2_agree_conn *c, uint32_t events)
 {
-    bool good = true;
+    struct r2_agree_addr addr = c->addr;
+    int error = 0;
+    bool good;
 
     if (c->connecting && (events & (EPOLLOUT | EPOLLERR | EPOLLHUP))) {
-        good = r2_net_connected(c);
+        error = r2_net_connected(c);
     }
+    good = error == 0;
     if (good && !c->connecting && (events & (EPOLLIN | EPOLLERR | EPOLLHUP))) {
         good = r2_net_read(net, c);
     }
@@ -422,6 +426,9 @@ static void r2_net_event(struct r2_agree_net *net, struct r2_agree_conn *c, uint
     }
     if (!good) {
         r2_net_close(net, c);
+    }
+    if (error == ECONNREFUSED) {
+        net->on_refused(net->user, &addr);
     }
 }
 

@@ -49,6 +49,8 @@ struct r2_agree_net {
                      const uint8_t *payload);
     /* Whether the token of a frame is known here: only then is room made for it. */
     bool (*knows)(void *user, const struct r2_agree_frame *f);
+    /* The host of this address lives, and nobody listens there. Within r2_agree_net_turn only. */
+    void (*on_refused)(void *user, const struct r2_agree_addr *addr);
     /* A connection with this process is gone: one that was made here, or has shown a token. */
     void (*on_close)(void *user, const uint8_t process[16]);
     void *user;

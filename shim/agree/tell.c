@@ -23,6 +23,7 @@
 #define R2_TELL_STEPS 16
 #define R2_TELL_AGAIN_NS (500 * R2_NS_PER_MS) /* all are told again; grows by as much */
 #define R2_TELL_ROUNDS 3
+#define R2_TELL_GONE 6               /* ncclRemoteError, of a process that cannot say so itself */
 #define R2_TELL_LOOK_NS R2_NS_PER_MS /* whether the word is with the kernel */
 
 /* --- any thread --------------------------------------------------------------------------- */
@@ -169,6 +170,20 @@ static void r2_tell_here(struct r2_agree *a)
     r2_agree_member_fence(a);
     pthread_cond_broadcast(&a->wake);
     pthread_mutex_unlock(&a->lock);
+}
+
+/* Those whom the leader does not tell find out by themselves that it is the leader. */
+void r2_agree_tell_gone(struct r2_agree *a, uint32_t rank, uint64_t now)
+{
+    if (a->failure.error) {
+        return;
+    }
+    a->failure = (struct r2_agree_failure){rank, R2_TELL_GONE};
+    r2_tell_here(a);
+    if (a->rank == R2_AGREE_LEADER) {
+        r2_tell_all(a, now);
+        a->deadline_ns = a->tell_ns < a->deadline_ns ? a->tell_ns : a->deadline_ns;
+    }
 }
 
 /* From a rank of the roster. What the leader knows it tells to all; another rank's word comes where

@@ -54,22 +54,36 @@ static bool r2_service_knows(void *user, const struct r2_agree_frame *f)
     return r2_agree_service_find(f->token, f->to) != NULL;
 }
 
-static void r2_service_on_close(void *user, const uint8_t process[16])
+/* The member after `a` (NULL: the first), or NULL. The thread alone removes members, so the list is
+ * stable without the lock except for its end, where other threads add. */
+static struct r2_agree *r2_service_after(struct r2_agree *a)
 {
     struct r2_list *it;
 
+    pthread_mutex_lock(&r2_service.lock);
+    it = (a ? &a->node_all : &r2_service.all)->next;
+    pthread_mutex_unlock(&r2_service.lock);
+    return it == &r2_service.all ? NULL : R2_CONTAINER_OF(it, struct r2_agree, node_all);
+}
+
+static void r2_service_on_close(void *user, const uint8_t process[16])
+{
+    struct r2_agree *a = NULL;
+
     (void)user;
     r2_agree_rendezvous_lost(process);
-    /* The thread alone removes members, so the list is stable without the lock except for its
-     * end, where other threads add. */
-    pthread_mutex_lock(&r2_service.lock);
-    it = r2_service.all.next;
-    pthread_mutex_unlock(&r2_service.lock);
-    while (it != &r2_service.all) {
-        r2_agree_member_lost(R2_CONTAINER_OF(it, struct r2_agree, node_all), process);
-        pthread_mutex_lock(&r2_service.lock);
-        it = it->next;
-        pthread_mutex_unlock(&r2_service.lock);
+    while ((a = r2_service_after(a)) != NULL) {
+        r2_agree_member_lost(a, process);
+    }
+}
+
+static void r2_service_on_refused(void *user, const struct r2_agree_addr *addr)
+{
+    struct r2_agree *a = NULL;
+
+    (void)user;
+    while ((a = r2_service_after(a)) != NULL) {
+        r2_agree_member_refused(a, addr, r2_service.net.now_ns);
     }
 }
 
@@ -179,6 +193,7 @@ static int r2_service_open(void)
     r2_service.net.self.addr = r2_service.addr;
     memcpy(r2_service.net.self.process, r2_service.process, sizeof(r2_service.process));
     r2_service.net.on_frame = r2_service_on_frame;
+    r2_service.net.on_refused = r2_service_on_refused;
     r2_service.net.on_close = r2_service_on_close;
     r2_service.net.knows = r2_service_knows;
     rc = r2_agree_net_init(&r2_service.net, r2_service.listener);

@@ -271,6 +271,9 @@ void r2_agree_report_encode(uint8_t out[R2_AGREE_REPORT_BYTES], uint64_t number,
     r2_put(out + 8, r->capacity, 8);
     r2_put(out + 16, r->share, 4);
     r2_put(out + 20, r->flags, 4);
+    for (int i = 0; i < R2_AGREE_CALLS; i++) {
+        r2_put(out + 24 + 8 * i, r->calls[i], 8);
+    }
 }
 
 int r2_agree_report_decode(const uint8_t *in, size_t len, uint64_t *number,
@@ -283,6 +286,9 @@ int r2_agree_report_decode(const uint8_t *in, size_t len, uint64_t *number,
     r->capacity = r2_get(in + 8, 8);
     r->share = (uint32_t)r2_get(in + 16, 4);
     r->flags = (uint32_t)r2_get(in + 20, 4);
+    for (int i = 0; i < R2_AGREE_CALLS; i++) {
+        r->calls[i] = r2_get(in + 24 + 8 * i, 8);
+    }
     return r->share > 65536 ? -EPROTO : 0;
 }
 

@@ -15,7 +15,9 @@
 #include "agree/agree.h"
 #include "agree/machine.h"
 
-#define R2_AGREE_VERSION 3 /* 2: ranks tell each other of NCCL's errors; 3: exchanges */
+/* 2: ranks tell each other of NCCL's errors; 3: exchanges; 4: who waits for an offer calls,
+ * reports tell calls */
+#define R2_AGREE_VERSION 4
 #define R2_AGREE_TOKEN 16
 #define R2_AGREE_HEADER 48
 #define R2_AGREE_FRAME (1 << 20) /* most bytes of a payload */
@@ -57,6 +59,7 @@ enum r2_agree_kind {
     R2_FRAME_OFFER,     /* a rank to the leader: its part of an exchange */
     R2_FRAME_OFFERS,    /* the leader to a rank: those of all ranks */
     R2_FRAME_INVITE,    /* the leader to a rank: to offer something for the first round */
+    R2_FRAME_CALL,      /* the leader to a rank: nothing, but its host refuses it if it has ended */
     R2_FRAME_KINDS,
 };
 
@@ -111,7 +114,7 @@ void r2_agree_msg_encode(uint8_t out[R2_AGREE_MSG_BYTES], const struct r2_agree_
 int r2_agree_msg_decode(const uint8_t *in, size_t len, struct r2_agree_msg *m, const uint8_t **plan,
                         size_t *plan_len);
 
-#define R2_AGREE_REPORT_BYTES 24
+#define R2_AGREE_REPORT_BYTES (24 + 8 * R2_AGREE_CALLS)
 void r2_agree_report_encode(uint8_t out[R2_AGREE_REPORT_BYTES], uint64_t number,
                             const struct r2_agree_report *r);
 int r2_agree_report_decode(const uint8_t *in, size_t len, uint64_t *number,

@@ -244,6 +244,17 @@ static void show(struct r2_follow *f)
     r2_comm_row_plans(f->comm, &plans);
 }
 
+#define STANDS_NS (10 * R2_NS_PER_S) /* no AllReduce since then */
+
+/* Whether rank 0 is to hear of it. Lock held. */
+static bool stands(struct r2_follow *f, uint64_t now)
+{
+    if (!f->called_ns || now < f->called_ns + STANDS_NS)
+        return false;
+    f->called_ns = 0;
+    return r2_vote_state(f->vote) == R2_VOTE_YES;
+}
+
 /* Tells rank 0 what is new about this node; that one plans. */
 static uint64_t look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t share, uint64_t now)
 {
@@ -253,9 +264,11 @@ static uint64_t look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t s
     bool ready = atomic_load(&f->ready), tell;
 
     pthread_mutex_lock(&f->lock);
+    memcpy(report.calls, &f->calls, sizeof(report.calls));
     tell = ready && capacity &&
            (!f->told_any || f->told.capacity != capacity || f->told.share != share ||
             f->told.flags != report.flags);
+    tell = (ready && stands(f, now)) || tell;
     pthread_mutex_unlock(&f->lock);
     if (tell && r2_agree_report(f->agree, &report) == 0) {
         pthread_mutex_lock(&f->lock);

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 
 #include "agree/agree.h"
+#include "comms/calls.h"
 #include "comms/follow.h"
 #include "comms/inside.h"
 #include "comms/leader.h"
@@ -31,6 +32,8 @@ struct r2_follow {
     pthread_mutex_t lock; /* guards the rest */
     bool told_any;
     struct r2_agree_report told; /* last reported */
+    struct r2_calls calls;
+    uint64_t called_ns; /* the last one, until it was reported that this rank stands; 0: it was */
 };
 
 /* comm.c: whether its ranks are told of each other's errors. All ranks of a family meet at one

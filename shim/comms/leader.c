@@ -161,6 +161,33 @@ static void plan(struct r2_leader *l, uint64_t now)
 
 /* ---- what ranks tell */
 
+/* Its calls beside rank 0's, those of all when it is that one. Lock held. */
+static void compare(struct r2_leader *l, int rank)
+{
+    for (int r = rank ? rank : 1; r < (rank ? rank + 1 : l->nranks) && !l->differs; r++)
+        if (r2_calls_differ(&l->calls[0], &l->calls[r], &l->difference))
+            l->differs = r;
+}
+
+/* The operation never ends: an error takes its place on all ranks. */
+static void end_unequal(struct r2_leader *l, int rank)
+{
+    const struct r2_calls_difference *d = &l->difference;
+    char line[160];
+
+    snprintf(line, sizeof(line),
+             "operation %llu is not the same AllReduce on all ranks: %llu bytes on rank %d go "
+             "by R2CCL, %llu bytes on rank %d by NCCL",
+             (unsigned long long)d->number - 1, (unsigned long long)d->taken_bytes,
+             d->first ? 0 : rank, (unsigned long long)d->left_bytes, d->first ? rank : 0);
+    R2_WARN("communicator %016llx: %s. All ranks must give the same count, type and operation, in "
+            "the same order",
+            (unsigned long long)l->comm->id, line);
+    r2_watch_journal_failed(line);
+    r2_comms_broken(l->comm, "ranks gave AllReduces that are not the same");
+    r2_vote_failed(l->vote);
+}
+
 void r2_leader_reported(struct r2_leader *l, int rank, const struct r2_agree_report *report)
 {
     uint64_t now = r2_now_ns();
@@ -184,6 +211,8 @@ void r2_leader_reported(struct r2_leader *l, int rank, const struct r2_agree_rep
             l->events++;
         }
     }
+    memcpy(&l->calls[rank], report->calls, sizeof(l->calls[rank]));
+    compare(l, rank);
     pthread_mutex_unlock(&l->lock);
     r2_watch_wake();
 }
@@ -218,6 +247,7 @@ static void sample(struct r2_leader *l, uint64_t now)
 uint64_t r2_leader_turn(struct r2_leader *l, uint64_t now)
 {
     uint64_t next, bytes = atomic_load_explicit(&l->bytes, memory_order_relaxed);
+    int differs;
 
     pthread_mutex_lock(&l->lock);
     sample(l, now);
@@ -230,7 +260,11 @@ uint64_t r2_leader_turn(struct r2_leader *l, uint64_t now)
         plan(l, now);
     }
     next = l->policy.plan_ns;
+    differs = l->differs;
+    l->differs = differs ? -1 : 0;
     pthread_mutex_unlock(&l->lock);
+    if (differs > 0)
+        end_unequal(l, differs);
     return next;
 }
 
@@ -273,9 +307,11 @@ struct r2_leader *r2_leader_new(struct r2_comm *comm, struct r2_vote *vote, int 
         return NULL;
     l->ranks = calloc((size_t)nranks, sizeof(*l->ranks));
     l->words = calloc((size_t)nranks, sizeof(*l->words));
-    if (!l->ranks || !l->words) {
+    l->calls = calloc((size_t)nranks, sizeof(*l->calls));
+    if (!l->ranks || !l->words || !l->calls) {
         free(l->ranks);
         free(l->words);
+        free(l->calls);
         free(l);
         return NULL;
     }
@@ -315,6 +351,7 @@ void r2_leader_free(struct r2_leader *l)
     pthread_mutex_destroy(&l->lock);
     free(l->ranks);
     free(l->words);
+    free(l->calls);
     free(l->rank_node);
     free(l);
 }

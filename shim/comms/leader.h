@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "agree/agree.h"
+#include "comms/calls.h"
 #include "comms/comms.h"
 #include "comms/timing.h"
 #include "comms/vote.h"
@@ -42,6 +43,9 @@ struct r2_leader {
     uint64_t planned_bytes; /* the size that was planned for */
     uint32_t events, rounds;
     char said[R2_PLAN_WHY]; /* the last line in log, journal and row */
+    struct r2_calls *calls; /* [nranks]: what they have called */
+    int differs;            /* the rank whose calls are not rank 0's; 0: none, -1: it was said */
+    struct r2_calls_difference difference;
 };
 
 /* wanted.c: what R2CCL_ALLREDUCE, R2CCL_PLAN and R2CCL_MODE say. */

@@ -46,18 +46,31 @@ int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t 
     return R2_NCCL_OK;
 }
 
+/* What NCCL refuses is none. Nor is a group's, which may end in ncclGroupSimulateEnd. */
+static void note_call(struct r2_follow *f, uint64_t bytes, bool taken)
+{
+    if (r2_vote_refused(f->vote))
+        return;
+    pthread_mutex_lock(&f->lock);
+    r2_calls_add(&f->calls, r2_agree_index(f->agree) + 1, bytes, taken);
+    f->called_ns = r2_now_ns();
+    pthread_mutex_unlock(&f->lock);
+}
+
 /* An AllReduce, between before and after: true, and *result is what the call
  * returns. False: NCCL has it. */
 static bool follow_take(struct r2_follow *f, const uint64_t *word, bool grouped, int *result)
 {
     int type = (int)word[R2_WORD_TYPE];
+    uint64_t bytes = word[R2_WORD_COUNT] * r2_nccl_type_size(type);
     bool ours = f->vote && r2_vote_takes(f->vote, word, grouped);
 
     /* Others stay with NCCL, and would be compared with what they are not like. */
     if (f->leader && !grouped && atomic_load_explicit(&f->ready, memory_order_relaxed) &&
         r2_reduce_covers(type, (int)word[R2_WORD_OP]))
-        r2_leader_time(f->leader, word[R2_WORD_COUNT] * r2_nccl_type_size(type), ours,
-                       (void *)word[R2_WORD_STREAM]);
+        r2_leader_time(f->leader, bytes, ours, (void *)word[R2_WORD_STREAM]);
+    if (f->vote && !grouped)
+        note_call(f, bytes, ours);
     if (ours)
         *result = r2_vote_run(f->vote, word);
     return ours;

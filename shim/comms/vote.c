@@ -698,8 +698,7 @@ static bool divides(const struct r2_vote *v, int type, int reduction)
     return reduction != R2_NCCL_AVG || v->per_node == 1 || type >= R2_NCCL_FLOAT16;
 }
 
-/* NCCL refuses what comes while it is suspended, and after a revoke. */
-static bool refused(struct r2_vote *v)
+bool r2_vote_refused(struct r2_vote *v)
 {
     int state = atomic_load(&v->comm->state);
 
@@ -749,7 +748,8 @@ bool r2_vote_takes(struct r2_vote *v, const uint64_t *word, bool grouped)
 {
     const char *why;
 
-    if (!in_plan(v, word[R2_WORD_COUNT] * r2_nccl_type_size((int)word[R2_WORD_TYPE])) || refused(v))
+    if (!in_plan(v, word[R2_WORD_COUNT] * r2_nccl_type_size((int)word[R2_WORD_TYPE])) ||
+        r2_vote_refused(v))
         return false;
     why = uncovered(v, word, grouped);
     if (why)

@@ -66,6 +66,8 @@ int r2_vote_accept(struct r2_vote *v, const void *plan, size_t len, void **objec
 /* It is in force from the next operation on. */
 void r2_vote_follow(struct r2_vote *v, const void *object, uint64_t epoch, uint64_t at);
 
+/* NCCL refuses what comes while it is suspended, and after a revoke. */
+bool r2_vote_refused(struct r2_vote *v);
 /* Whether an AllReduce is R2CCL's. It follows from the plan in force, the vote and the call: its
  * arguments, whether it is in a group, and whether it is captured into a graph, which NCCL asks to
  * be the same on all ranks. So the answer is the same, too. May wait for the vote. The first one

@@ -15,6 +15,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "../pause.h"
 #include "api/nccl.h"
 #include "direct/direct.h"
 #include "plan/schedule.h"
@@ -118,7 +119,7 @@ static void read_card(struct r2_direct *d, int rank)
     while (!(file = fopen(path, "r"))) {
         if (r2_now_ns() - begun > LIMIT_NS)
             die("a rank does not come", ETIMEDOUT);
-        usleep(5000);
+        pause_us(5000);
     }
     len = fread(&card, 1, sizeof(card), file);
     fclose(file);
@@ -144,7 +145,7 @@ static struct r2_direct *join(void)
     while (r2_direct_state(d, &rc) == R2_DIRECT_CONNECTING) {
         if (r2_now_ns() - begun > LIMIT_NS)
             die("not connected", ETIMEDOUT);
-        usleep(1000);
+        pause_us(1000);
     }
     if (rc)
         die("cannot connect", rc);

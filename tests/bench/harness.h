@@ -20,6 +20,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../pause.h"
+
 #define BENCH_MEET_S 20
 
 /* What the receiver says at the end of an iteration. */
@@ -168,7 +170,7 @@ static inline int bench_meet(const char *where, bool dial)
         if (bench_now() > until)
             bench_die("cannot dial %s: %s", where, strerror(errno));
         close(fd);
-        usleep(20000);
+        pause_us(20000);
     }
     freeaddrinfo(ai);
     return fd;

@@ -116,7 +116,7 @@ static struct r2_conn *make_conn(int index)
         rc = dial ? r2_engine_connect(ctx, index % ndev, handle, &c) : r2_engine_accept(l, &c);
         if (rc || bench_now() > until)
             bench_die("connection %d: %s", index, strerror(rc ? -rc : ETIMEDOUT));
-        usleep(200);
+        pause_us(200);
     }
     if (l)
         r2_engine_close_listen(l);
@@ -193,7 +193,7 @@ static void rest(uint64_t moved_at)
         exit(3);
     }
     if (order.poll_us)
-        usleep((useconds_t)order.poll_us);
+        pause_us((unsigned long)order.poll_us);
     else
         sched_yield();
 }

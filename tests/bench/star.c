@@ -65,7 +65,7 @@ static void finish(struct r2_req *req)
 
     for (int i = 0; i < 30000 && !done && !rc; i++) {
         rc = r2_engine_test(req, &done, NULL);
-        usleep(done ? 0 : 1000);
+        pause_us(done ? 0 : 1000);
     }
     if (!done)
         bench_die("a message did not get through: %s", strerror(rc ? -rc : ETIMEDOUT));
@@ -87,7 +87,7 @@ __attribute__((noreturn)) static void leaf(int index, int out)
     while (!c) {
         if (r2_engine_accept(l, &c))
             bench_die("accept");
-        usleep(2000);
+        pause_us(2000);
     }
     r2_engine_irecv(c, word, SMALL, 0, NULL, &req);
     finish(req);
@@ -110,7 +110,7 @@ static void connect_all(struct r2_ctx *ctx, const int *pipes, struct r2_conn **c
 
             if (rc)
                 bench_die("connect: %s", strerror(-rc));
-            usleep(1000);
+            pause_us(1000);
         }
         if (!conns[i])
             bench_die("peer %d: no connection", i);
@@ -153,7 +153,7 @@ static void wait_for_paths(void)
 
     for (int i = 0; i < 6000 && up < want; i++) {
         up = __atomic_load_n(&r2_eng.g->paths_up, __ATOMIC_RELAXED);
-        usleep(10000);
+        pause_us(10000);
     }
     if (up < want)
         bench_die("%llu of %llu paths", (unsigned long long)up, (unsigned long long)want);
@@ -167,7 +167,7 @@ static void measure(void)
 
     t0 = bench_now();
     while ((t1 = bench_now()) - t0 < (uint64_t)seconds * 1000000000u)
-        usleep(100000);
+        pause_us(100000);
     cpu = bench_cpu() - cpu;
     io = (double)r2_io_cpu_ns() / 1e9 - io;
     b = on_wire();
@@ -317,7 +317,7 @@ int main(int argc, char **argv)
     engine(&ctx, 1);
     connect_all(ctx, pipes, conns);
     wait_for_paths();
-    sleep(2);
+    pause_us(2000000);
     measure();
     fflush(stdout);
     _exit(0); /* the peers go with us */

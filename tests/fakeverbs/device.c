@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../pause.h"
 #include "fake.h"
 
 struct fake fv = {.lock = PTHREAD_MUTEX_INITIALIZER, .unhang = PTHREAD_COND_INITIALIZER};
@@ -219,15 +220,22 @@ struct fv_dev *fv_dev_of(struct ibv_context *ctx)
     return (struct fv_dev *)(void *)ctx->device;
 }
 
+static void hang_from(struct fv_dev *dev, int least)
+{
+    dev->hung++;
+    while (dev->hang >= least)
+        pthread_cond_wait(&fv.unhang, &fv.lock);
+    dev->hung--;
+}
+
 void fv_may_hang(struct fv_dev *dev)
 {
-    while (dev->hang)
-        pthread_cond_wait(&fv.unhang, &fv.lock);
+    hang_from(dev, 1);
     if (fv.chaos.cmd_us) {
-        useconds_t us = (useconds_t)fv_random(fv.chaos.cmd_us);
+        unsigned long us = fv_random(fv.chaos.cmd_us);
 
         pthread_mutex_unlock(&fv.lock);
-        usleep(us);
+        pause_us(us);
         pthread_mutex_lock(&fv.lock);
     }
 }
@@ -373,8 +381,7 @@ FV_EXPORT int ibv_query_port(struct ibv_context *ctx, uint8_t port,
         return EINVAL;
     memset(&attr, 0, sizeof(attr));
     pthread_mutex_lock(&fv.lock);
-    while (d->hang > 1)
-        pthread_cond_wait(&fv.unhang, &fv.lock);
+    hang_from(d, 2);
     fv_may_stick(d, FV_AT_PORT(0) | FV_AT_PORT(port));
     if ((d->removed && d->fatal) || d->stuck & FV_PORTS_FAIL) {
         pthread_mutex_unlock(&fv.lock);

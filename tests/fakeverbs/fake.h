@@ -71,6 +71,7 @@ struct fv_dev {
     int entry, folder; /* files that base.dev_path and .ibdev_path name; -1 */
     uint64_t guid;     /* network order */
     int hang;          /* commands do not come back until it is cleared; 2: questions, too */
+    int hung;          /* calls that wait for that */
     unsigned stuck;    /* FV_AT_*: nor do these */
     uint32_t most;     /* requests of more bytes vanish, with all behind them; 0: none does */
     int lose, lose_n;  /* completions of requests whose id begins with that: the next n; 0: none */

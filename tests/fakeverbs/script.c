@@ -74,6 +74,8 @@
  *   peer ADDR LEN VIEW   a peer memory module knows that memory of a device, which needs no mapping
  *                 there: VIEW is the device's side of it (LEN 0: known no more)
  *   held DEV ADDR answers how many registrations of that address the device has
+ *   hung DEV      answers how many calls of the device do not come back
+ *   unread DEV    answers how many of its events nobody has read
  *   where         answers 10 and the last digit of the device's name that sent what was caught
  *   source        answers the number of the queue pair that sent what was caught or damaged
  *   !COMMAND      as above
@@ -438,6 +440,10 @@ FV_EXPORT int fv_script(const char *text)
         answer = fv.n_closed;
     if (sscanf(text, "held %63s %p", dev, &addr) == 2)
         answer = held(dev, addr);
+    if (sscanf(text, "hung %63s", dev) == 1 && named(dev))
+        answer = named(dev)->hung;
+    if (sscanf(text, "unread %63s", dev) == 1 && named(dev))
+        answer = (int)(named(dev)->ev_tail - named(dev)->ev_head);
     if (sscanf(text, "receives %u", &min) == 1 && fv_qp_find(min))
         answer = (int)(fv_qp_find(min)->r_posted - fv_qp_find(min)->r_done);
     if (strcmp(text, "source") == 0)

@@ -142,12 +142,14 @@ def stalls(found: Sequence[Window], change: Change, before: dict[int, float],
 
 @dataclass(frozen=True)
 class Bed:
-    """raw: what raw TCP carried over each NIC of a node in the same run; empty: not measured."""
+    """raw: what raw TCP carried over each NIC of a node in the same run, one way; empty: not
+    measured. both: what it carried over all of them one way while as much went the other way."""
 
     nodes: int
     nics: int
     rate: int
     raw: tuple[float, ...] = ()
+    both: float = 0.0
 
 
 def table(bed: Bed, order: Sequence[State], rings: dict[str, dict[int, list[float]]],
@@ -174,12 +176,14 @@ def table(bed: Bed, order: Sequence[State], rings: dict[str, dict[int, list[floa
                 row["spread"] = round((max(with_plan) - min(with_plan)) * 1e3
                                       / row["planned_ms"], 3)
             if bed.raw:
-                row |= _beside_raw(row, state.of_nics(bed.nodes, bed.raw))
+                row |= _beside_raw(row, state.of_nics(bed.nodes, bed.raw),
+                                   bed.both / sum(bed.raw))
             rows.append(row)
     return rows
 
 
-def _beside_raw(row: dict[str, Any], bandwidths: Sequence[float]) -> dict[str, Any]:
+def _beside_raw(row: dict[str, Any], bandwidths: Sequence[float], both: float) -> dict[str, Any]:
+    """both: the share of its bandwidth that a NIC carried while as much went the other way."""
     size, planned = row["size"], row["planned_ms"]
     more: dict[str, Any] = {
         f"raw_{name}_ms": round(model(size, bandwidths) * 1e3, 2)
@@ -188,21 +192,23 @@ def _beside_raw(row: dict[str, Any], bandwidths: Sequence[float]) -> dict[str, A
     more["ring_of_raw"] = round(row["ring_ms"] / more["raw_ring_model_ms"], 3)
     if planned is not None:
         more["of_raw_lower"] = round(planned / more["raw_lower_ms"], 3)
+        more["of_both_lower"] = round(planned / more["raw_lower_ms"] * both, 3)
     return more
 
 
 def markdown(rows: Sequence[dict[str, Any]], changes: Sequence[dict[str, Any]]) -> list[str]:
     lines = [
         "| state | size | ring, no plan | its model, raw | with plans | lower bound, raw "
-        "| / lower | / lower raw | / ring | plan | runs |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| / lower | / lower raw | / lower raw both ways | / ring | plan | runs |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
         planned = "-" if r["planned_ms"] is None else f"{r['planned_ms']:.1f} ms"
         lines.append(
             f"| {r['state']} | {r['size'] >> 20} MiB | {r['ring_ms']:.1f} ms "
             f"| {_two(r, 'ring_model_ms')} | {planned} | {_two(r, 'lower_ms')} "
-            f"| {r.get('of_lower', '-')} | {r.get('of_raw_lower', '-')} | {r.get('of_ring', '-')} "
+            f"| {r.get('of_lower', '-')} | {r.get('of_raw_lower', '-')} "
+            f"| {r.get('of_both_lower', '-')} | {r.get('of_ring', '-')} "
             f"| {r['plan'] or 'stock'} | {r['ring_runs']}, {r['planned_runs']} |"
         )
     lines += ["", "| loss | decided | made | taken | longest wait at the switch "

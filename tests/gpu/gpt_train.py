@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A small GPT trained with DDP or FSDP, whose share of communication can be set while it runs.
+"""A small GPT trained with DDP, FSDP or Megatron-Core, whose share of communication can be set.
 
 One rank of it, driven by run_training.py and started as torchrun would. The gradients travel once a
 step, after all of its micro-batches: nothing hides the communication. How many micro-batches a step
@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import megatron_train
 from ddp_train import emit, make_block, nn, torch
 
 
@@ -106,6 +107,33 @@ class Trainer:
         return value
 
 
+class MegatronTrainer:
+    """Megatron-Core's GPT of that size, its distributed optimizer and schedule; data parallel."""
+
+    def __init__(self, opts: argparse.Namespace, alone: bool) -> None:
+        self.opts = argparse.Namespace(
+            **vars(opts), tp=1, pp=1, bf16=1, overlap=0, bucket=2_000_000, micro=1
+        )
+        config = megatron_train.make_config(self.opts)
+        self.model = megatron_train.make_model(config, self.opts)
+        self.optim = megatron_train.make_optimizer(self.model, self.opts)
+        if alone:  # gradients and weights stay here
+            config.finalize_model_grads_func = None
+            self.model.start_param_sync = lambda *_args, **_named: None
+
+    def step(self, number: int, micro: int, _rank: int, _world: int) -> float:
+        self.opts.micro = micro
+        return float(megatron_train.train_step(self.model, self.optim, self.opts, number))
+
+
+def make_trainer(opts: argparse.Namespace, device: Any, alone: bool) -> Any:
+    """alone: one that does not communicate."""
+    if opts.parallel == "megatron":
+        return MegatronTrainer(opts, alone)
+    model = make_model(opts, device)
+    return Trainer(model if alone else wrap(model, opts, device), opts, device)
+
+
 def save(path: Path, trainer: Trainer, step: int) -> None:
     part = path.with_suffix(".part")
     torch.save(
@@ -126,8 +154,7 @@ def load(path: Path, trainer: Trainer) -> int:
 def train(opts: argparse.Namespace, store: Any, rank: int, world: int) -> None:
     cuda = opts.backend == "nccl"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
-    alone = Trainer(make_model(opts, device), opts, device)
-    trainer = Trainer(wrap(make_model(opts, device), opts, device), opts, device)
+    alone, trainer = (make_trainer(opts, device, who) for who in (True, False))
     checkpoint = Path(opts.checkpoint) if opts.checkpoint else None
     step = load(checkpoint, trainer) if checkpoint and checkpoint.exists() else 0
     if rank == 0:
@@ -161,7 +188,7 @@ def parse_args() -> argparse.Namespace:
     p.add_argument("--control", required=True, metavar="FILE")
     p.add_argument("--checkpoint", default=None, metavar="FILE", help="with ddp only")
     p.add_argument("--every", type=int, default=20, help="steps between checkpoints")
-    p.add_argument("--parallel", choices=("ddp", "fsdp"), default="ddp")
+    p.add_argument("--parallel", choices=("ddp", "fsdp", "megatron"), default="ddp")
     p.add_argument("--dim", type=int, default=512)
     p.add_argument("--heads", type=int, default=8)
     p.add_argument("--layers", type=int, default=4)
@@ -186,6 +213,8 @@ def main() -> None:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = torch.distributed.TCPStore(address, port, world, rank == 0)
     torch.distributed.init_process_group(opts.backend, store=store, rank=rank, world_size=world)
+    if opts.parallel == "megatron":
+        megatron_train.begin(opts.seed)
     train(opts, store, rank, world)
     torch.distributed.destroy_process_group()
 

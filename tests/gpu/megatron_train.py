@@ -180,6 +180,15 @@ def train(opts: argparse.Namespace, version: str) -> None:
          last_loss=loss, seconds=round(time.monotonic() - began, 3))
 
 
+def begin(seed: int, tp: int = 1, pp: int = 1, minutes: int = 10) -> None:
+    """Megatron's groups; torch.distributed runs already."""
+    global torch
+    torch = importlib.import_module("torch")
+    core("parallel_state").initialize_model_parallel(
+        tp, pp, create_gloo_process_groups=False, distributed_timeout_minutes=minutes)
+    core("tensor_parallel").model_parallel_cuda_manual_seed(seed)
+
+
 def parse_args() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -227,10 +236,7 @@ def main() -> int:
     torch.manual_seed(opts.seed)
     torch.distributed.init_process_group(
         opts.backend, timeout=datetime.timedelta(seconds=opts.limit))
-    core("parallel_state").initialize_model_parallel(
-        opts.tp, opts.pp, create_gloo_process_groups=False,
-        distributed_timeout_minutes=max(1, int(opts.limit / 60)))
-    core("tensor_parallel").model_parallel_cuda_manual_seed(opts.seed)
+    begin(opts.seed, opts.tp, opts.pp, max(1, int(opts.limit / 60)))
     train(opts, version)
     core("parallel_state").destroy_model_parallel()
     torch.distributed.destroy_process_group()

@@ -2,9 +2,9 @@
 """Tables and pictures of docs/evidence.md from the JSON of run_retention.py and run_training.py.
 
     pictures.py retention r.json --to docs/img/retention.png
-    pictures.py training t.json --to docs/img/training.png
+    pictures.py training t.json fsdp.json --to docs/img/training.png
 
-Prints the table in Markdown. Exit code 2: no such file, or nothing in it to draw.
+Prints the tables in Markdown. Exit code 2: no such file, or nothing in it to draw.
 """
 
 from __future__ import annotations
@@ -91,28 +91,39 @@ def retention(result: dict[str, Any], upper: Any) -> None:
     )
 
 
-def overheads(result: dict[str, Any], axes: Any) -> None:
+def colour(mode: str) -> str:
+    """Variants of NCCL's sockets have one colour."""
+    return COLOURS[mode.partition("-")[0]]
+
+
+def group_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["parallel"], row["nodes"], row["nics"], row["state"], row["asked"]
+
+
+def overheads(results: Sequence[dict[str, Any]], axes: Any) -> None:
     """After a loss, of the healthy step; a mark at the bound of the communication's share."""
-    rows = [r for r in result["rows"] if r["overhead"] is not None and r["state"] != "flap"]
-    groups = list(dict.fromkeys((r["nodes"], r["nics"], r["state"], r["asked"]) for r in rows))
-    modes = [mode for mode in COLOURS if any(r["mode"] == mode for r in rows)]
+    rows = [
+        row | {"parallel": result["parallel"]}
+        for result in results
+        for row in result["rows"]
+        if row["overhead"] is not None and row["state"].endswith(" lost")
+    ]
+    groups = list(dict.fromkeys(map(group_of, rows)))
+    modes = list(dict.fromkeys(row["mode"] for row in rows))
     width = 0.8 / max(1, len(modes))
     for i, mode in enumerate(modes):
         for x, group in enumerate(groups):
             for row in rows:
-                if (
-                    row["mode"] == mode
-                    and (row["nodes"], row["nics"], row["state"], row["asked"]) == group
-                ):
+                if row["mode"] == mode and group_of(row) == group:
                     place = x + (i - (len(modes) - 1) / 2) * width
-                    axes.bar(place, row["overhead"] * 100, width, color=COLOURS[mode])
+                    axes.bar(place, row["overhead"] * 100, width, color=colour(mode))
                     axes.plot(
                         [place - width / 2, place + width / 2],
                         [row["bound"] * 100] * 2,
                         color="#c0392b",
                         linewidth=1.5,
                     )
-    handles = [Rectangle((0, 0), 1, 1, color=COLOURS[mode]) for mode in modes]
+    handles = [Rectangle((0, 0), 1, 1, color=colour(mode)) for mode in modes]
     axes.legend(
         [*handles, Line2D([], [], color="#c0392b")],
         [*modes, "bound of the share"],
@@ -121,40 +132,42 @@ def overheads(result: dict[str, Any], axes: Any) -> None:
     axes.set_xticks(
         range(len(groups)),
         [
-            f"{nodes} nodes\n{state.replace(' lost', '')}\n{asked} %"
-            for nodes, _, state, asked in groups
+            f"{parallel}\n{nodes} nodes\n{state.replace(' lost', '')}\n{asked} %"
+            for parallel, nodes, _, state, asked in groups
         ],
         fontsize=7,
     )
     axes.set_ylabel("step after the loss, % longer")
 
 
-def training(result: dict[str, Any], figure: Any) -> None:
+def training(results: Sequence[dict[str, Any]], figure: Any) -> None:
+    """Overheads of all runs, and the losses of the first run's first bed."""
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    overheads(result, left)
+    overheads(results, left)
+    result = results[0]
     first = result["curves"][0]
     for curve in result["curves"]:
         if (curve["nodes"], curve["nics"]) == (first["nodes"], first["nics"]) and curve["loss"]:
-            right.plot(curve["tokens"], curve["loss"], color=COLOURS[curve["mode"]], linewidth=1)
+            right.plot(curve["tokens"], curve["loss"], color=colour(curve["mode"]), linewidth=1)
     right.set_xlabel("million tokens")
     right.set_ylabel(f"loss, {first['nodes']} nodes of {first['nics']} NICs")
     figure.supxlabel(
-        f"A small GPT, {result['parallel'].upper()}, {result['gpus']} GPU, emulated nodes, "
+        f"A small GPT, {result['gpus']} GPU, emulated nodes, "
         f"{result['node_rate'] / 1e9:g} Gbit/s a node. Lost: of the last node's NICs; percent: the "
         "share of communication.",
         fontsize=8,
     )
 
 
-def draw(kind: str, result: dict[str, Any], to: str) -> list[str]:
-    """Returns the table."""
+def draw(kind: str, results: Sequence[dict[str, Any]], to: str) -> list[str]:
+    """Returns the tables."""
     figure = pyplot.figure(figsize=(11, 4.6), layout="constrained")
     if kind == "retention":
-        table = retention_table(result)
-        retention(result, figure.subplots())
+        table = retention_table(results[0])
+        retention(results[0], figure.subplots())
     else:
-        table = training_figures.markdown(result)
-        training(result, figure)
+        table = [line for result in results for line in training_figures.markdown(result)]
+        training(results, figure)
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(to, dpi=110)
@@ -167,18 +180,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     p.add_argument("kind", choices=("retention", "training"))
-    p.add_argument("json", help="what the script wrote")
+    p.add_argument("json", nargs="+", help="what the script wrote; of training, of several runs")
     p.add_argument("--to", required=True, metavar="FILE", help="the picture")
     opts = p.parse_args(argv)
     say: Callable[[str], None] = print
     try:
-        result = json.loads(Path(opts.json).read_text(encoding="utf-8"))
-        if not result["rows"]:
+        results = [json.loads(Path(name).read_text(encoding="utf-8")) for name in opts.json]
+        if not all(result["rows"] for result in results):
             raise ValueError("no rows in it")
-        say("\n".join(draw(opts.kind, result, opts.to)))
+        say("\n".join(draw(opts.kind, results, opts.to)))
     except (OSError, ValueError, KeyError) as err:
         print(
-            f"pictures: {opts.json}: {err}; give what run_{opts.kind}.py --json wrote",
+            f"pictures: {' '.join(opts.json)}: {err}; give what run_{opts.kind}.py --json wrote",
             file=sys.stderr,
         )
         return 2

@@ -361,7 +361,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def report(opts: argparse.Namespace, rate: int, found: Found) -> dict[str, Any]:
     order = allreduce_figures.states(opts.states, opts.nodes, opts.nics)
     raw = raw_rates.middle(found.raw) if found.raw else None
-    bed = allreduce_figures.Bed(opts.nodes, opts.nics, rate, raw.single if raw else ())
+    bed = allreduce_figures.Bed(opts.nodes, opts.nics, rate, raw.single if raw else (),
+                                raw.both if raw else 0.0)
     rows = allreduce_figures.table(bed, order, found.rings, found.plans, found.taken)
     changes = [change.to_json() for change in found.changes]
     say("\n".join(allreduce_figures.markdown(rows, changes)))

@@ -34,6 +34,8 @@ from faults import SCENARIOS, FaultError, FaultThread, parse_schedule, scenario
 from jobs import Bed, Ended, Job, Shape, gpu_count, largest_gap, shape_for
 from journal_watch import JournalWatch, run_watched
 
+from r2ccl_ctl.lab import parse_rate
+
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv", "broadcast")
 LATENCY_LIMIT = 1 << 20
 
@@ -369,6 +371,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--nics", type=int, default=2, help="NICs per node")
     p.add_argument("--ranks-per-node", type=int, default=0, help="default: GPUs / nodes")
     p.add_argument("--lab-variant", default="rail-only")
+    p.add_argument("--rate", default="none", help="of each NIC, such as 4gbit; default: unshaped")
     p.add_argument("--env", action="append", default=[], metavar="KEY=VALUE")
     p.add_argument("--nccl-tests", default=None)
     p.add_argument("--timeout", type=float, default=90.0, help="seconds for one job")
@@ -430,7 +433,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise RunError("no NVIDIA GPU on this machine (no /dev/nvidia0): nccl-tests needs one")
         per_node = opts.ranks_per_node or max(1, gpus // opts.nodes)
         tests = Path(opts.nccl_tests or transports.required("NCCL_TESTS"))
-        with lab_bed(opts.nodes, opts.nics, opts.lab_variant) as bed:
+        with lab_bed(opts.nodes, opts.nics, opts.lab_variant, parse_rate(opts.rate)) as bed:
             setup = Setup(bed, shape_for(opts.nodes, per_node, gpus), tests,
                           transports.find_nccl(), opts.timeout,
                           dict(pair.split("=", 1) for pair in opts.env))
@@ -439,7 +442,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"run_nccl_tests: {err}", file=sys.stderr)
         return 2
     result |= {"schema": 1, "command": opts.command, "nodes": opts.nodes, "nics": opts.nics,
-               "gpus": gpus, "ranks_per_node": per_node}
+               "rate": opts.rate, "gpus": gpus, "ranks_per_node": per_node}
     if opts.json:
         Path(opts.json).write_text(json.dumps(result, indent=1) + "\n")
     say(f"run_nccl_tests {opts.command}: {'ok' if result['ok'] else 'FAILED'}")

@@ -2,17 +2,18 @@
 """What NIC failures cost a training: step times of a small GPT over NCCL's sockets and R2CCL.
 
     run_training.py --json t.json                          # DDP: at most 6 minutes
-    run_training.py --parallel fsdp --beds 2x2 --json t.json
-    run_training.py --beds 4x2,2x4 --modes balance,sockets,direct --shares 60,30
-    run_training.py --backend gloo --dim 64 --beds 2x2     # on CPUs: only tries the scripts
+    run_training.py --parallel fsdp --jobs 2x2:balance+sockets --json t.json
+    run_training.py --parallel megatron --jobs 2x4:balance+migrate+sockets,4x2:balance+direct
+    run_training.py --backend gloo --dim 64 --jobs 2x2:balance     # on CPUs: only tries the scripts
 
 Nodes are network namespaces whose veth NICs tc shapes, one rank each; they share GPUs where there
-are fewer. A bed 4x2 is 4 nodes of 2 NICs. The first job of a bed chooses how many micro-batches a
-step has, so that communication takes each of --shares of a healthy step; it travels after the
-backward pass, so nothing hides it. In each job (one per mode) the last node then loses a NIC, on
-beds of 4 NICs a second one, and on the first bed a NIC flaps. The job over sockets is killed
-instead and started again from its checkpoint. Prints tables, --json FILE has everything. Ends
-within --budget seconds; what is least important comes last. FASTSOCKET=FILE adds that plugin.
+are fewer. The bed 4x2 is 4 nodes of 2 NICs. Jobs run in the order of --jobs, one per mode: sockets
+of any variant of transports.py, or a mode of R2CCL. The first job of a bed chooses how many
+micro-batches a step has, so that communication takes each of --shares of a healthy step; it travels
+after the backward pass, so nothing hides it. With R2CCL the last node then loses a NIC, on beds of
+4 NICs a second one, and on the first bed a NIC flaps. With NCCL's own transports, which hang, the
+job is killed there and started again from its checkpoint, over the NICs that are left. Prints
+tables, --json FILE has everything. Ends within --budget seconds. FASTSOCKET=FILE: that plugin.
 Exit code 0: all that ran was right; 1: not; 2: usage, or something is missing.
 """
 
@@ -36,7 +37,7 @@ import training_figures as figures
 import transports
 from beds import LabBed, LabError, lab_bed
 from jobs import Ended, Job, gpu_count, shape_for
-from run_nccl_tests import end_on_term, say, words
+from run_nccl_tests import end_on_term, say
 from training_figures import Cell
 
 from r2ccl_ctl import control
@@ -45,8 +46,6 @@ from r2ccl_ctl.lab import parse_rate
 
 HERE = Path(__file__).resolve().parent
 MODES = {
-    "sockets": transports.parse_variant("sockets-4x2"),
-    "fastsocket": transports.parse_variant("fastsocket-4x2"),
     "balance": transports.Variant("balance", "preload", {"R2CCL_MODE": "balance"}),
     "migrate": transports.Variant("migrate", "preload", {"R2CCL_MODE": "migrate"}),
     "direct": transports.Variant("direct", "preload", {"R2CCL_ALLREDUCE": "direct"}),
@@ -56,10 +55,15 @@ SETTLE_S = {"direct": 5.0, "auto": 5.0}  # a plan comes; else the NICs' shares s
 OTHERS_SETTLE_S = 1.5
 SETTLE_STEPS = 3  # after the number of micro-batches has changed
 FLAP_S = 0.2  # down, then up
-CELL_S = 3.5  # steps of a cell, between LEAST and --steps of them
+HANG_S = 4.0  # without a step, before a kill
+CELL_S = 2.5  # steps of a cell, between LEAST and --steps of them
 LEAST = 10
 COMPUTE_STEPS = 5
 POLL_S = 0.01
+
+
+def mode_of(name: str) -> transports.Variant:
+    return MODES.get(name) or transports.parse_variant(name)
 
 
 class RunError(Exception):
@@ -91,13 +95,15 @@ class Setup:
     @property
     def shares(self) -> list[int]:
         shares: list[int] = self.opts.shares
-        return shares if self.first else shares[:2]
+        return shares
 
 
 class Running:
     """One job, led by its control file; its steps are read from rank 0 as they come."""
 
-    def __init__(self, setup: Setup, mode: str, folder: Path, micro: int) -> None:
+    def __init__(
+        self, setup: Setup, mode: str, folder: Path, micro: int, without: int | None = None
+    ) -> None:
         opts = setup.opts
         self.ends = setup.ends
         self.start: dict[str, Any] = {}
@@ -108,12 +114,16 @@ class Running:
         self.lead(micro)
         argv = [opts.python, str(HERE / "gpt_train.py"), "--control", str(self.control)]
         argv += ["--backend", opts.backend, "--parallel", opts.parallel, "--dim", str(opts.dim)]
-        if mode == "sockets" and opts.parallel == "ddp" and setup.first:
+        variant = mode_of(mode)
+        if variant.base not in transports.OURS and opts.parallel == "ddp" and setup.first:
             argv += ["--checkpoint", str(folder / "checkpoint")]
         env = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
         if opts.backend == "nccl":
-            env |= transports.transport_env(MODES[mode], setup.bed.nic_prefix, setup.bed.oob)
+            env |= transports.transport_env(variant, setup.bed.nic_prefix, setup.bed.oob)
             env.setdefault("NCCL_DEBUG", "WARN")
+            if without is not None:
+                left = (f"nic{nic}" for nic in range(setup.bed.nics) if nic != without)
+                env["NCCL_SOCKET_IFNAME"] = "=" + ",".join(left)
         else:
             env["GLOO_SOCKET_IFNAME"] = setup.bed.oob
         gpus = gpu_count() if opts.backend == "nccl" else 0
@@ -131,10 +141,11 @@ class Running:
         elif item["event"] == "step":
             self.steps.append(item | {"at": now})
 
-    def lead(self, micro: int) -> None:
+    def lead(self, micro: int) -> int:
         part = self.control.with_suffix(".part")
         part.write_text(str(micro), encoding="utf-8")
         part.rename(self.control)
+        return micro
 
     def wait(self, what: str, ready: Callable[[], bool], seconds: float = 60.0) -> None:
         limit = time.monotonic() + seconds
@@ -146,6 +157,12 @@ class Running:
                 raise TimeUp(what)
             if now > limit:
                 raise RunError(f"{what} did not come within {seconds:g} s")
+            time.sleep(POLL_S)
+
+    def idle(self, seconds: float) -> None:
+        """Until then, or until a rank ends."""
+        limit = min(time.monotonic() + seconds, self.ends)
+        while time.monotonic() < limit and all(proc.poll() is None for proc in self.job.procs):
             time.sleep(POLL_S)
 
     def collect(self, micro: int, count: int, skip: int = SETTLE_STEPS) -> list[float]:
@@ -182,10 +199,10 @@ class Running:
 
 @contextlib.contextmanager
 def running(
-    setup: Setup, mode: str, folder: Path, found: Found, micro: int = 1
+    setup: Setup, mode: str, folder: Path, found: Found, micro: int = 1, without: int | None = None
 ) -> Iterator[Running]:
     """A job that has made its first step; always ended. RunError says what the ranks printed."""
-    run = Running(setup, mode, folder, micro)
+    run = Running(setup, mode, folder, micro, without)
     try:
         run.wait("the first step", lambda: bool(run.steps), 90)
         yield run
@@ -289,7 +306,7 @@ def our_job(setup: Setup, mode: str, found: Found) -> None:
         try:
             calibrate(setup, run)
             measure(setup, run, mode, "healthy", 0, found)
-            for lost in range(1, bed.nics // 2 + 1):
+            for lost in range(1, 2 if setup.opts.brief else bed.nics // 2 + 1):
                 gone.append(bed.nics - lost)
                 lose(setup, run, mode, gone[-1], found)
                 measure(setup, run, mode, f"{lost} of {bed.nics} lost", lost, found)
@@ -303,55 +320,54 @@ def our_job(setup: Setup, mode: str, found: Found) -> None:
 
 
 def other_job(setup: Setup, mode: str, found: Found) -> None:
-    """Healthy alone: it hangs when a NIC is lost. On the first bed it is killed, and restarted."""
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        with running(setup, mode, folder, found) as run:
+    """Healthy; on the first bed it then loses a NIC, is killed, and started again without it."""
+    bed, nic = setup.bed, setup.bed.nics - 1
+    with tempfile.TemporaryDirectory() as folder:
+        with running(setup, mode, Path(folder), found) as run:
             calibrate(setup, run)
             measure(setup, run, mode, "healthy", 0, found)
-            if not (folder / "checkpoint").exists():
+            if not run.saved:
                 run.end()
                 return
-            done, micro = run.steps[-1]["step"], run.steps[-1]["micro"]
-            killed = time.monotonic()
+            micro = run.lead(setup.micro[setup.shares[0]])
+            before = len(run.steps)
+            bed.fail(bed.nodes - 1, nic, "carrier")
+            run.idle(HANG_S)
+            after, done, killed = len(run.steps) - before, run.steps[-1]["step"], time.monotonic()
             run.stop()
-        with running(setup, mode, folder, found, micro) as again:
-            first, start = again.steps[0], again.start["from_step"]
-            again.wait("the steps that were lost", lambda: again.steps[-1]["step"] > done)
-            found.restarts.append(
-                {
-                    "nodes": setup.bed.nodes,
-                    "nics": setup.bed.nics,
-                    "mode": mode,
-                    "first_step_s": round(first["at"] - killed, 3),
-                    "steps_lost": done - start,
-                    "caught_up_s": round(again.steps[-1]["at"] - killed, 3),
-                    "checkpoint_s": run.saved[-1],
-                }
-            )
-            again.end()
-
-
-def order(opts: argparse.Namespace) -> list[tuple[str, list[str]]]:
-    """Beds and their modes by importance: four modes of the first bed, three of the others, then
-    what is left."""
-    many = {bed: 4 if bed == opts.beds[0] else 3 for bed in opts.beds}
-    now = [(bed, opts.modes[:count]) for bed, count in many.items()]
-    return now + [(bed, opts.modes[count:]) for bed, count in many.items() if opts.modes[count:]]
+        try:
+            with running(setup, mode, Path(folder), found, micro, nic) as again:
+                again.wait("the steps that were lost", lambda: again.steps[-1]["step"] > done)
+                found.restarts.append(
+                    {
+                        "nodes": bed.nodes,
+                        "nics": bed.nics,
+                        "mode": mode,
+                        "steps_after_loss": after,
+                        "first_step_s": round(again.steps[0]["at"] - killed, 3),
+                        "steps_lost": done - again.start["from_step"],
+                        "caught_up_s": round(again.steps[-1]["at"] - killed, 3),
+                        "checkpoint_s": run.saved[-1],
+                    }
+                )
+                measure(setup, again, mode, f"restarted, 1 of {bed.nics} lost", 1, found)
+                again.end()
+        finally:
+            bed.recover(bed.nodes - 1, nic)
 
 
 def all_beds(opts: argparse.Namespace, rate: int, found: Found) -> None:
     began = time.monotonic()
     known: dict[str, Setup] = {}
-    for name, modes in order(opts):
+    for name, modes in opts.jobs:
         nodes, nics = figures.bed_of(name)
         with lab_bed(nodes, nics, rate=rate // nics) as bed:
-            ends, first = began + opts.budget - 5, name == opts.beds[0]
-            setup = known.setdefault(name, Setup(bed, opts, ends, first))
+            ends, first = began + opts.budget - 5, name == opts.jobs[0][0]
+            setup = known.setdefault(name, Setup(bed, opts, ends, first and not opts.brief))
             setup.bed = bed
             for mode in modes:
                 say(f"{name}, {mode} [{time.monotonic() - began:.0f} s]")
-                ours = MODES[mode].base in transports.OURS
+                ours = mode_of(mode).base in transports.OURS
                 try:
                     (our_job if ours else other_job)(setup, mode, found)
                 except RunError as err:
@@ -362,23 +378,20 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    modes = "balance,sockets,direct,migrate"
-    fast = ",fastsocket" if os.environ.get("FASTSOCKET") else ""
-    p.add_argument("--beds", type=words, default=["2x2", "4x2", "2x4"], help="NODESxNICS,...")
     p.add_argument(
-        "--modes",
-        type=words,
-        default=words(f"{modes},auto{fast}"),
-        help=f"of {','.join(MODES)}; the most important first",
+        "--jobs",
+        default="2x4:balance+sockets+migrate,2x2:balance+sockets,4x2:balance+direct+auto+sockets",
+        help=f"NODESxNICS:MODE+MODE,... of {', '.join(MODES)}, or a variant of transports.py",
     )
     p.add_argument(
         "--shares",
-        default="60,30,10",
-        help="of communication in a step, in percent; the first two on later beds",
+        default="60,30",
+        help="of communication in a step, in percent",
     )
     p.add_argument("--rate", default="8gbit", help="of a node, shared by its NICs")
+    p.add_argument("--brief", action="store_true", help="one NIC lost, none flaps; no restart")
     p.add_argument("--steps", type=int, default=30, help="at most, of a cell")
-    p.add_argument("--parallel", choices=("ddp", "fsdp"), default="ddp")
+    p.add_argument("--parallel", choices=("ddp", "fsdp", "megatron"), default="ddp")
     p.add_argument("--dim", type=int, default=512, help="width of the model")
     p.add_argument("--budget", type=float, default=360.0, help="seconds for everything")
     p.add_argument(
@@ -396,13 +409,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     opts = p.parse_args(argv)
     try:
         opts.shares = figures.shares_of(opts.shares)
-        for name in opts.beds:
-            figures.bed_of(name)
-    except ValueError as err:
+        opts.jobs = figures.jobs_of(opts.jobs)
+        for _, modes in opts.jobs:
+            for mode in modes:
+                mode_of(mode)
+    except (ValueError, transports.TransportError) as err:
         p.error(str(err))
-    for mode in opts.modes:
-        if mode not in MODES:
-            p.error(f"--modes '{mode}': of {', '.join(MODES)}")
     return opts
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-OTHERS = ("sockets", "fastsocket")
+OTHERS = ("sockets", "fastsocket")  # names of NCCL's own transports begin so
 POINTS = 200  # of a loss curve
 
 
@@ -63,8 +63,20 @@ def shares_of(text: str) -> list[int]:
 def bed_of(name: str) -> tuple[int, int]:
     nodes, x, nics = name.partition("x")
     if not (x and nodes.isdecimal() and nics.isdecimal() and int(nodes) > 1 and int(nics) > 1):
-        raise ValueError(f"--beds '{name}': NODESxNICS, such as 2x2, with 2 or more of each")
+        raise ValueError(f"--jobs '{name}': NODESxNICS, such as 2x2, with 2 or more of each")
     return int(nodes), int(nics)
+
+
+def jobs_of(text: str) -> list[tuple[str, list[str]]]:
+    """Beds with the modes that run on them."""
+    found = []
+    for part in text.split(","):
+        bed, colon, modes = part.partition(":")
+        bed_of(bed)
+        if not (colon and all(modes.split("+"))):
+            raise ValueError(f"--jobs '{part}': NODESxNICS:MODE+MODE, such as 2x2:balance+sockets")
+        found.append((bed, modes.split("+")))
+    return found
 
 
 def rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
@@ -77,7 +89,7 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
             for c in cells
             if (c.nodes, c.nics, c.asked, c.state) == (cell.nodes, cell.nics, cell.asked, "healthy")
         ]
-        others = [c.step for c in same if c.mode in OTHERS]
+        others = [c.step for c in same if c.mode.startswith(OTHERS)]
         healthy = next((c for c in same if c.mode == cell.mode), None)
         row = {
             "nodes": cell.nodes,
@@ -99,7 +111,7 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
         }
         if cell.state == "healthy":
             row["share"] = round(1 - cell.compute / cell.step, 3)
-            if others and cell.mode not in OTHERS:
+            if others and not cell.mode.startswith(OTHERS):
                 row["to_other"] = round(cell.step / min(others) - 1, 4)
         elif healthy:
             share = 1 - cell.compute / healthy.step
@@ -147,7 +159,8 @@ def markdown(result: dict[str, Any]) -> list[str]:
         )
     for restart in result["restarts"]:
         lines.append(
-            f"{restart['nodes']} x {restart['nics']}, {restart['mode']}, restart: first step "
+            f"{restart['nodes']} x {restart['nics']}, {restart['mode']}: "
+            f"{restart['steps_after_loss']} steps after the loss; killed and restarted: first step "
             f"{restart['first_step_s']} s after the kill, {restart['steps_lost']} lost steps done "
             f"again after {restart['caught_up_s']} s, a checkpoint takes "
             f"{restart['checkpoint_s']} s"
@@ -155,4 +168,4 @@ def markdown(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-__all__ = ["Cell", "bed_of", "curve", "markdown", "micro_for", "rows", "shares_of"]
+__all__ = ["Cell", "bed_of", "curve", "jobs_of", "markdown", "micro_for", "rows", "shares_of"]

@@ -1,5 +1,6 @@
 #define _GNU_SOURCE
 #include "bootstrap.h"
+#include "../pause.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -110,7 +111,7 @@ static int connect_wait(const struct hn_addr *to, const _Atomic int *stop, uint6
             return rc;
         if (stop && atomic_load(stop))
             return -ECANCELED;
-        usleep(20000);
+        pause_us(20000);
     }
 }
 

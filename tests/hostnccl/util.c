@@ -1,5 +1,6 @@
 #define _GNU_SOURCE
 #include "util.h"
+#include "../pause.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -200,6 +201,5 @@ void hn_util_idle(struct hn_idle *idle, bool progress)
         return;
     }
     long most = atomic_load_explicit(&longest, memory_order_relaxed);
-    struct timespec nap = {0, most <= NAP_US && idle_ns < 5000000 ? 20000 : most * 1000};
-    nanosleep(&nap, NULL);
+    pause_us(most <= NAP_US && idle_ns < 5000000 ? 20 : (unsigned long)most);
 }

@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "../pause.h"
 #include "perf.h"
 
 enum { WAIT_SECONDS = 60, HELLO_SECONDS = 5, TRY_AGAIN_US = 50000 };
@@ -153,7 +154,7 @@ static int listen_at(const struct perf_ranks *r)
                     r->port, patience());
         said = true;
         close(fd);
-        usleep(TRY_AGAIN_US);
+        pause_us(TRY_AGAIN_US);
     }
 }
 
@@ -296,6 +297,6 @@ void perf_ranks_share(const struct perf_ranks *r, void *data, size_t bytes)
             fprintf(stderr, "r2ccl_perf: rank %d: %s:%d: %s; trying for %d s\n", r->rank, r->host,
                     r->port, why, patience());
         snprintf(last, sizeof(last), "%s", why);
-        usleep(TRY_AGAIN_US);
+        pause_us(TRY_AGAIN_US);
     }
 }

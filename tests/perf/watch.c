@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../pause.h"
 #include "perf.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -35,8 +36,7 @@ static void expired(const struct perf *p)
 static void *watch_main(void *arg)
 {
     for (;;) {
-        struct timespec nap = {0, 50000000};
-        nanosleep(&nap, NULL);
+        pause_us(50000);
         pthread_mutex_lock(&lock);
         if (now.until > 0 && perf_run_now() > now.until)
             expired(arg);
@@ -86,13 +86,16 @@ static void *abort_main(void *arg)
 
 void perf_watch_failed(struct perf *p, ncclResult_t result, const char *what)
 {
+    struct timespec until;
     pthread_t thread;
     const char *detail = p->nccl.GetLastError ? p->nccl.GetLastError(p->comm) : "";
     perf_watch_end();
     fprintf(stderr, "r2ccl_perf: rank %d: %s: NCCL error %d, %s: %s\n", p->ranks.rank, what,
             (int)result, p->nccl.GetErrorString(result), detail);
     fflush(NULL);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 10;
     if (p->comm && !pthread_create(&thread, NULL, abort_main, p))
-        sleep(10);
+        pthread_timedjoin_np(thread, NULL, &until);
     _exit(2);
 }

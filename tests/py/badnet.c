@@ -21,6 +21,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../pause.h"
 #include "net.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -293,7 +294,7 @@ static void place(struct request *r, size_t size)
         size_t n = size - at < 128 ? size - at : 128;
         if (n == 128 && fault("flag_first")) {
             memcpy(r->data + at + 120, r->staging + at + 120, 8);
-            usleep(at == 0 ? 2000 : 1);
+            pause_us(at == 0 ? 2000 : 1);
         }
         place_words(r->data + at, r->staging + at, n);
     }

@@ -1,13 +1,14 @@
 """One rank of a job whose AllReduces are R2CCL's own where they can be: plain ones in turn with
 calls of one kind that NCCL keeps. Every value is checked.
 
-    left_out_worker.py FOLDER grouped|pair|premul|captured|nonblocking|unequal|several
+    left_out_worker.py FOLDER grouped|pair|premul|captured|nonblocking|unequal|limit|several
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from nccl_rank import FLOAT, RANK, RANKS, SUM, Nccl
 
 COUNT, TURNS = 1 << 18, 4
+LIMIT = 1 << 16  # from here on it is R2CCL's
 HOST, IN_PROGRESS = 1, 7
 CAPTURED = ctypes.c_void_p(0xCA)  # tests/shim/fakecuda.c
 Data = ctypes.c_float * COUNT
@@ -114,6 +116,23 @@ def unequal(folder: Path) -> None:
     nccl.check("ncclCommAbort", comm)
 
 
+def limit(folder: Path) -> None:
+    """The last rank gives one element less, which makes its call NCCL's."""
+    nccl, failed = Nccl(None), ctypes.c_int()
+    comm, data = nccl.init(folder / "id"), Data()
+    for count in (COUNT, LIMIT - (RANK == RANKS - 1)):
+        words = (data, data, ctypes.c_size_t(count), FLOAT, SUM, comm, ctypes.c_void_p())
+        call = threading.Thread(target=nccl.nccl.ncclAllReduce, args=words)
+        call.start()
+        while call.is_alive() and not failed.value:
+            nccl.check("ncclCommGetAsyncError", comm, ctypes.byref(failed))
+            time.sleep(0.01)
+    nccl.check("ncclCommGetAsyncError", comm, ctypes.byref(failed))
+    print(f"result {failed.value}", flush=True)
+    nccl.check("ncclCommAbort", comm)
+    call.join(10)
+
+
 def several(folder: Path) -> None:
     """A process that has two ranks: it calls for both in one group."""
     nccl, ranks = Nccl(None), 2 * RANKS
@@ -136,8 +155,8 @@ def several(folder: Path) -> None:
 
 def main() -> None:
     folder, kind = Path(sys.argv[1]), sys.argv[2]
-    if kind in ("unequal", "several"):
-        {"unequal": unequal, "several": several}[kind](folder)
+    if kind in ("unequal", "limit", "several"):
+        {"unequal": unequal, "limit": limit, "several": several}[kind](folder)
         return
     work = Work(folder, kind)
     want = RANKS * (RANKS + 1) / 2

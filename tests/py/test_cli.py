@@ -19,7 +19,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
-from conftest import ROOT, missing
+from conftest import ROOT, Build, missing
 from segment_bed import StartWriter, Writer, follow, program, read_line, start_writer
 
 from r2ccl_ctl import control, env, paths, settings_view
@@ -370,6 +370,14 @@ def test_colours_on_a_terminal(start_writer: StartWriter) -> None:
     assert "healthy" in text and "\x1b[32m" in text
     text = on_a_terminal(*words, env={"COLUMNS": "200", "NO_COLOR": "1"})
     assert "healthy" in text and "\x1b[32m" not in text
+
+
+def test_findings_on_a_terminal(build: Build) -> None:
+    """click colours them, and does not know NO_COLOR."""
+    env = {"R2CCL_CHUNCK": "1", "R2CCL_BUILD_DIR": str(build.plugin.parent)}
+    assert "\x1b[33mwarning" in on_a_terminal("config", "check", env=env)
+    text = on_a_terminal("config", "check", env={**env, "NO_COLOR": "1"})
+    assert "warning" in text and "\x1b" not in text
 
 
 def test_watch_on_a_terminal(start_writer: StartWriter) -> None:

@@ -114,12 +114,14 @@ def test_snapshot(start_writer: StartWriter) -> None:
 
 def test_end_in_order_and_death(start_writer: StartWriter) -> None:
     ends, dies = start_writer(), start_writer()
+    held = ends.process, dies.process
     ends.end()
     dies.kill()
     assert (ends.process.state, dies.process.state) == ("ended", "died")
     assert not [p for p in list_processes() if p.job == ends.job]
     assert len([p for p in list_processes(dead=True) if p.job == ends.job]) == 2
     assert dies.process.snapshot().nics[0].name == "127.0.1.1"
+    assert [one.snapshot().process.state for one in held] == ["ended", "died"], "as it is now"
     assert [event.event for event in read_all(ends.process)][-1] == "ended"
 
 

@@ -101,7 +101,7 @@ def test_truncated_while_it_is_read(tmp_path: Path, good: bytes) -> None:
         next(cursor.events())
         path.write_bytes(good[:1000])
         with pytest.raises(SegmentError, match="ends within"):
-            control.read_snapshot(process, segment)
+            control.read_snapshot(segment)
         with pytest.raises(SegmentError, match="ends within"):
             list(cursor.events())
 

@@ -100,6 +100,15 @@ def test_what_is_shown_is_short(number: int) -> None:
     assert len(units.show_span(number / 1e9)) <= 14
 
 
+@pytest.mark.parametrize(
+    ("bits", "shown"),
+    [(0, ""), (999.4e6, "999 Mbit/s"), (999.7e6, "1 Gbit/s"), (3.2e12, "3.2 Tbit/s"),
+     (1e15, "1000 Tbit/s")],
+)  # fmt: skip
+def test_rates_as_they_are_shown(bits: float, shown: str) -> None:
+    assert units.show_rate(bits / 8) == shown
+
+
 @given(st.datetimes(datetime.datetime(1971, 1, 1), datetime.datetime(2100, 1, 1)))
 def test_times(moment: datetime.datetime) -> None:
     moment = moment.replace(tzinfo=datetime.timezone.utc)

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import ROOT, missing
+from conftest import ROOT, Build, missing
 
 from r2ccl_ctl import remote, settings_view
-from r2ccl_ctl.doctor import hosts, local
+from r2ccl_ctl.doctor import exchange, hosts, local
 from r2ccl_ctl.doctor.finding import Finding, exit_code, worst_first
 from r2ccl_ctl.errors import R2UsageError
 from r2ccl_ctl.hostnics import HostNic, HostNics
@@ -81,6 +83,31 @@ def test_variables(build: object, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds(local.check_variables({"R2CC_MODE": "2", "NCCL_DEBUG": "INFO"}, known)) == {}
 
 
+def test_nccls_file_and_its_env_plugin(
+    build: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL_NET in a file is as grave as in the environment."""
+    monkeypatch.setattr(settings_view, "complaints", lambda added: [])
+    file = tmp_path / "nccl.conf"
+    file.write_text("NCCL_NET=Socket\n")
+    base = {"NCCL_CONF_FILE": str(file)}
+    assert kinds(local.check_variables(base, set())) == {"variables": "error"}
+    assert kinds(local.check_variables({**base, "NCCL_NET": "R2CCL"}, set())) == {}
+    (note,) = local.check_variables({"NCCL_ENV_PLUGIN": "gib"}, set())
+    assert note.severity == "note" and "NCCL_ENV_PLUGIN=gib" in note.evidence
+    assert kinds(local.check_variables({"NCCL_ENV_PLUGIN": "none"}, set())) == {}
+
+
+def test_plugin(build: Build, tmp_path: Path) -> None:
+    (found,) = local.check_plugin(build.plugin)
+    assert found.severity == "ok" and "net API v6 to v12; it needs glibc 2." in found.evidence
+    other = tmp_path / "libnccl-net-other.so"
+    other.write_bytes(b"\0ncclNetPlugin\0GLIBC_2.9\0")
+    assert [one.severity for one in local.check_plugin(other)] == ["error"]
+    other.write_bytes(b"\0ncclNetPlugin_v8\0ncclNetPlugin_v10\0GLIBC_2.9\0GLIBC_2.17\0")
+    assert "v8 to v10; it needs glibc 2.17," in local.check_plugin(other)[0].evidence
+
+
 def test_names_come_from_the_library(tmp_path: Path) -> None:
     library = tmp_path / "libnccl.so.2"
     library.write_bytes(b"\0NCCL_DEBUG\0xNCCL_IB_HCA\0NCCL_\0")
@@ -128,6 +155,14 @@ def test_hosts(tmp_path: Path) -> None:
     assert remote.parse_hosts("a, d", file) == ["a", "d", "b", "c"]
     with pytest.raises(R2UsageError, match="-oProxyCommand"):
         remote.parse_hosts("-oProxyCommand=x", None)
+    with pytest.raises(R2UsageError, match="--hosts ' ,' names no host"):
+        remote.parse_hosts(" ,", None)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(R2UsageError, match="is no text"):
+        remote.parse_hosts(None, file)
+    for via in ("'open", " "):
+        with pytest.raises(R2UsageError, match="--via"):
+            remote.argv_for(via, "n1", {})
 
 
 def test_starters() -> None:
@@ -168,6 +203,38 @@ def test_what_an_exchange_means() -> None:
         "ping -M do -s 1472"
         in hosts.judge("eth0", ETH0, {**well, "error": "x", "stage": "transfer"}, "a").remedy
     )
+
+
+def test_both_ends_of_the_port_range() -> None:
+    """A firewall may pass a part of it: its last free port is tried, too."""
+    lo = replace(ETH0, addr="127.0.0.1", loopback=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = min(free.getsockname()[1], 65000)
+    servers = exchange.listeners(lo, (port, port + 200))
+    ports = [server.getsockname()[1] for server in servers]
+    assert port <= ports[0] < port + 100 < ports[1] <= port + 200
+    with pytest.raises(OSError, match="no port of R2CCL_PORT_RANGE="):
+        exchange.listeners(lo, (ports[0], ports[0]))
+    for server in servers:
+        server.close()
+    (one,) = exchange.listeners(lo, (0, 0))
+    one.close()
+
+
+def test_the_last_port_is_judged() -> None:
+    def site(last: int, error: str) -> Any:
+        return SimpleNamespace(
+            nics=[ETH0], host="n1", token="", places=[{"port": 1, "last": last}],
+            ask=lambda *words, **more: {"error": error},
+        )  # fmt: skip
+
+    def found(last: int, error: str) -> list[Finding]:
+        return hosts._last_port(site(0, error), site(last, ""), 0, 0, {"error": ""})
+
+    assert found(0, "timed out") == [] == found(41000, "")
+    (closed,) = found(41000, "timed out")
+    assert closed.severity == "error" and "port 41000" in closed.evidence
 
 
 # Two hosts, each a network namespace with two NICs; their cables end in bridges of this one.
@@ -230,6 +297,9 @@ def test_two_hosts(tmp_path: Path) -> None:
     assert exchanged(found, "ok") == ["h1 eth0", "h1 eth1", "h2 eth0", "h2 eth1"]
     assert all(" port 4100" in one.evidence for one in found if one.check == "exchange")
     assert code in (0, 1), found
+    assert not any(one.check == "ports" for one in found)
+    _, alone = doctor(tmp_path, "h1")
+    assert any("one host alone" in one.evidence for one in alone)
 
 
 @pytest.mark.usefixtures("build", "lab_rights")

@@ -170,6 +170,13 @@ def test_what_opens_nccl_late(
     assert "R2CCL_DLSYM=1\n" in text and "libr2ccl.so" in text and "R2CCL_JOB=" in text
 
 
+def test_env_plugin(stage: dict[str, str]) -> None:
+    text = run("env-plugin.sh", stage, "env", NCCL_ENV_PLUGIN="/opt/libnccl-env.so")
+    assert "NCCL_ENV_PLUGIN=/opt/libnccl-env.so\n" in text and "NCCL_DEBUG=INFO\n" in text
+    assert "NCCL_NET_PLUGIN=" in text
+    assert run("env-plugin.sh", {**stage, "NCCL_ENV_PLUGIN": ""}, "true", code=1) == ""
+
+
 # Kubernetes and Prometheus
 
 
@@ -178,6 +185,14 @@ def documents(file: Path) -> list[dict[str, Any]]:
     found = list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
     assert all(isinstance(one, dict) for one in found)
     return found
+
+
+def test_alerts_say_what_is_wrong_and_what_to_do() -> None:
+    (rules,) = documents(EXAMPLES / "alerts.yml")
+    for rule in rules["groups"][0]["rules"]:
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert "{{ $labels." in rule["annotations"]["summary"]
+        assert rule["annotations"]["description"].endswith(".")
 
 
 @pytest.mark.parametrize("file", MANIFESTS, ids=lambda path: path.name)

@@ -44,11 +44,12 @@ def test_models_by_what_raw_tcp_carried() -> None:
     """The second NIC is the slower one, and the one that is lost."""
     healthy, half = figures.states(["healthy", "half"], 4, 2)
     assert half.of_nics(4, [3e8, 1e8]) == [4e8, 3e8, 4e8, 4e8]
-    bed = figures.Bed(4, 2, 4 * 10**9, (3e8, 1e8))
+    bed = figures.Bed(4, 2, 4 * 10**9, (3e8, 1e8), 3.2e8)
     times = {"half": {4 * 10**8: [4.5]}}
     (row,) = figures.table(bed, [half], {"half": {4 * 10**8: [5.0]}}, times, {})
     assert (row["raw_ring_model_ms"], row["raw_lower_ms"]) == (2000.0, 1600.0)
     assert (row["ring_of_raw"], row["of_raw_lower"]) == (2.5, 2.812)
+    assert row["of_both_lower"] == 2.25, "0.8 of it both ways at once"
     assert row["of_lower"] > row["of_raw_lower"], "the nominal rate is higher"
     bare = figures.Bed(4, 2, 4 * 10**9)
     (without,) = figures.table(bare, [healthy], {"healthy": {4 * 10**8: [5.0]}}, {}, {})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import shutil
 import socket
@@ -88,11 +87,6 @@ def test_output_of_nccl_tests() -> None:
     assert row.in_place is None and row.out_of_place.wrong == 0
 
 
-@pytest.mark.parametrize("line", ["", "# 8 2", "8 2 float sum -1 x 0 0 0 1 0 0 0", "8 2 float sum"])
-def test_no_result_in_line(line: str) -> None:
-    assert out.parse_row(line) is None
-
-
 def test_what_nccl_says() -> None:
     text = """\
     n0:1:1 [0] NCCL INFO NCCL version 2.28.9+cuda13.0
@@ -158,14 +152,6 @@ def test_fault_thread_follows_progress() -> None:
         time.sleep(0.005)
     assert thread.stop() is False, "the last event never came"
     assert bed.orders[2:] == [("carrier", 0, 1), ("up", 0, 1)], "what is broken is healed"
-
-
-def test_gpus_are_dealt_out() -> None:
-    assert jobs.shape_for(2, 2, 4).gpus == ((0, 1), (2, 3))
-    assert jobs.shape_for(4, 1, 2).gpus == ((0,), (1,), (0,), (1,))
-    assert jobs.shape_for(2, 1, 0).gpus == ()
-    with pytest.raises(ValueError, match="share a GPU"):
-        jobs.shape_for(2, 2, 1)
 
 
 def test_job_reports_codes_and_kills_what_hangs(tmp_path: Path) -> None:
@@ -237,12 +223,6 @@ def test_ranks_of_cupy_meet_with_the_id_as_it_was_given(tmp_path: Path, own_id: 
         for rank in ranks:
             rank.kill()
     assert [text for text, _ in said] == [f"{eval(own_id)!r}\n"] * 3, said
-
-
-def test_largest_gap() -> None:
-    lines = [(0.0, "a"), (0.1, "b"), (0.9, "c"), (1.0, "d"), (5.0, "e")]
-    assert jobs.largest_gap(lines, 0.2, 0.3) == pytest.approx(0.8)
-    assert jobs.largest_gap(lines, 0.95, 2.0) == pytest.approx(4.0)
 
 
 FAKE_PERF = """
@@ -463,23 +443,6 @@ def test_minimpi_ends_when_a_rank_is_lost(minimpi: Path) -> None:
     assert "closed its connection" in ended.logs[0]
 
 
-def test_rows_of_the_matrix_are_judged() -> None:
-    row = matrix.ROWS[0]
-    seen = {"event": "path down", "pid": 1}
-    runs = [{"events": [], "journal": None}, {"events": [{"what": "carrier"}], "journal": [seen]}]
-    good = matrix.judge(row, 0, 3.0, {"ok": True, "runs": runs}, "")
-    assert good.ok and good.seen == 1
-    elsewhere = [{"events": [{"what": "carrier"}], "journal": []}]
-    past = matrix.judge(row, 0, 3.0, {"ok": True, "runs": elsewhere}, "")
-    assert not past.ok and "past the plugin" in past.why
-    assert not matrix.judge(row, None, 3.0, {}, "").ok
-    assert "boom" in matrix.judge(row, 1, 3.0, {"ok": False}, "boom").why
-    assert not matrix.judge(row, 0, 3.0, {"ok": False, "runs": runs}, "").ok
-    killed = next(row for row in matrix.ROWS if not row.faults)
-    assert matrix.judge(killed, 0, 3.0, {"ok": True, "runs": [{}]}, "").ok
-    assert "| right |" in matrix.table([good])[2]
-
-
 def test_rows_of_the_matrix_can_be_run() -> None:
     """Their scripts take their arguments, and a row that hangs is ended."""
     for row in matrix.ROWS:
@@ -490,46 +453,3 @@ def test_rows_of_the_matrix_can_be_run() -> None:
     assert matrix.chosen([]) == list(matrix.ROWS)
     with pytest.raises(ValueError, match="choose from"):
         matrix.chosen(["windows"])
-
-
-def test_rows_without_their_package_are_left_out_and_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A Megatron is there as soon as its package is, also one without an __init__ above it."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "torch.py").touch()
-    rows = matrix.chosen(["megatron-tp", "megatron-dp", "megatron-pp", "ddp", "mpirun"])
-    here, left = matrix.runnable(rows, sys.executable, have_tests=False)
-    assert [row.name for row in here] == ["ddp"]
-    assert left["megatron-tp"] == f"{sys.executable} has no module megatron.core"
-    assert left["mpirun"] == "NCCL_TESTS is not set" and len(left) == 4
-    (tmp_path / "megatron" / "core").mkdir(parents=True)
-    (tmp_path / "megatron" / "core" / "__init__.py").touch()
-    here, left = matrix.runnable(rows, sys.executable, have_tests=True)
-    assert here == rows and not left
-    assert matrix.lacking(sys.executable, ["json", "no_such_module"]) == ["no_such_module"]
-    for python, said in ((str(tmp_path / "none"), "name one that runs"), ("false", "exit code 1")):
-        with pytest.raises(ValueError, match=said):
-            matrix.lacking(python, ["json"])
-
-
-def test_all_rows_left_out_is_a_failure(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setenv("GPU_COUNT", "2")
-    monkeypatch.setattr(matrix, "lacking", lambda _python, modules: list(modules))
-    report = tmp_path / "report.json"
-    assert matrix.main(["--rows", "cupy", "--python", "py", "--json", str(report)]) == 1
-    assert "left out: cupy: py has no module cupy" in capsys.readouterr().out
-    assert json.loads(report.read_text())["left_out"] == {"cupy": "py has no module cupy"}
-
-
-def test_a_row_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "slow.py").write_text("import time; print('so far', flush=True); time.sleep(60)")
-    (tmp_path / "bad.py").write_text("print('so it is'); raise SystemExit(3)")
-    monkeypatch.setattr(matrix, "HERE", tmp_path)
-    slow = matrix.Row("jax", "", "slow.py", "", 5)
-    done = matrix.run_row(slow, 0, sys.executable, 100)
-    assert not done.ok and done.code is None and done.seconds < 20 and "so far" in done.why
-    bad = matrix.run_row(matrix.Row("cupy", "", "bad.py", "", 20), 0, sys.executable, 100)
-    assert not bad.ok and bad.code == 3 and "so it is" in bad.why

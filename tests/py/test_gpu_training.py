@@ -23,15 +23,19 @@ run_training: Any = importlib.import_module("run_training")
 JOB = """
 import json, sys, time, pathlib
 control = pathlib.Path(sys.argv[sys.argv.index("--control") + 1])
+saved = pathlib.Path(sys.argv[-1]) if "--checkpoint" in sys.argv else None
+step = int(saved.read_text()) if saved and saved.exists() else 0
 print("no JSON")
-print(json.dumps({"event": "start", "tokens": 100, "from_step": 0}), flush=True)
-step = 0
+print(json.dumps({"event": "start", "tokens": 100, "from_step": step}), flush=True)
 while micro := int(control.read_text()):
     time.sleep(0.001 * abs(micro))
     step += micro > 0
     seconds = (abs(micro) + (5 if micro > 0 else 0)) / 1000
     print(json.dumps({"event": "step", "step": step, "micro": micro, "seconds": seconds,
                       "loss": 1.0}), flush=True)
+    if saved and micro > 0 and step % 20 == 0:
+        saved.write_text(str(step))
+        print(json.dumps({"event": "saved", "seconds": 0.25}), flush=True)
 """
 
 
@@ -114,6 +118,7 @@ def test_the_tables_name_every_figure() -> None:
                     "nodes": 2,
                     "nics": 2,
                     "mode": "sockets",
+                    "steps_after_loss": 0,
                     "first_step_s": 12.5,
                     "steps_lost": 7,
                     "caught_up_s": 14,
@@ -131,11 +136,13 @@ def test_the_tables_name_every_figure() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["--beds", "2x1"],
-        ["--beds", "2"],
+        ["--jobs", "2x1:balance"],
+        ["--jobs", "2:balance"],
+        ["--jobs", "2x2"],
+        ["--jobs", "2x2:balance+"],
         ["--shares", "60,zero"],
         ["--shares", "100"],
-        ["--modes", "balance,off"],
+        ["--jobs", "2x2:balance+off"],
     ],
 )
 def test_usage(words: list[str]) -> None:
@@ -150,14 +157,11 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert "no NVIDIA GPU" in capsys.readouterr().err
 
 
-def test_the_most_important_comes_first() -> None:
-    opts = run_training.parse_args(["--beds", "2x2,4x2"])
-    assert run_training.order(opts) == [
-        ("2x2", ["balance", "sockets", "direct", "migrate"]),
-        ("4x2", ["balance", "sockets", "direct"]),
-        ("2x2", ["auto"]),
-        ("4x2", ["migrate", "auto"]),
-    ]
+def test_jobs_run_in_the_order_given() -> None:
+    opts = run_training.parse_args(["--jobs", "2x4:balance+sockets-4x2,4x2:direct"])
+    assert opts.jobs == [("2x4", ["balance", "sockets-4x2"]), ("4x2", ["direct"])]
+    assert run_training.mode_of("sockets-4x2").base == "sockets"
+    assert run_training.mode_of("direct").base == "preload"
 
 
 class Bed:
@@ -204,6 +208,18 @@ def test_a_job_is_led_through_its_states(monkeypatch: pytest.MonkeyPatch) -> Non
     json.dumps(figures.rows(found.cells))
 
 
+def test_other_transports_are_killed_and_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_training, "HANG_S", 0.1)
+    bed, found = Bed(), run_training.Found()
+    run_training.other_job(setup_of(bed, time.monotonic() + 60), "sockets-4x2", found)
+    (restart,) = found.restarts
+    assert 0 < restart["steps_lost"] < 40 and restart["checkpoint_s"] == 0.25
+    assert 0 < restart["steps_after_loss"] < 30  # processes of this machine do not miss a NIC
+    assert 0 < restart["first_step_s"] < restart["caught_up_s"]
+    assert [c.state for c in found.cells] == ["healthy"] * 3 + ["restarted, 1 of 2 lost"] * 3
+    assert bed.done == [("fail", 1, 1), ("up", 1, 1)] and len(found.curves) == 1
+
+
 def test_what_was_measured_stays_when_the_time_is_up() -> None:
     bed, found = Bed(), run_training.Found()
     with pytest.raises(run_training.TimeUp):
@@ -217,9 +233,7 @@ def test_a_job_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Bed, "command", lambda *_: [sys.executable, "-c", "raise SystemExit(3)"])
     monkeypatch.setattr(run_training, "lab_bed", lambda *_, rate: contextlib.nullcontext(bed))
     monkeypatch.setattr(run_training, "other_job", lambda _setup, mode, _found: ran.append(mode))
-    opts = run_training.parse_args(
-        ["--backend", "gloo", "--beds", "2x2", "--modes"] + ["balance,sockets"]
-    )
+    opts = run_training.parse_args(["--backend", "gloo", "--jobs", "2x2:balance+sockets"])
     run_training.all_beds(opts, 8, found)
     (problem,) = found.problems
     assert "2x2, balance: a rank ended while waiting for the first step, codes [" in problem
@@ -251,6 +265,8 @@ def test_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ),
         "curves": [{"nodes": 2, "nics": 4, "mode": "balance", "tokens": [1, 2], "loss": [7, 6]}],
     }
+    again = training | {"parallel": "fsdp"}
+    (tmp_path / "again.json").write_text(json.dumps(again), encoding="utf-8")
     for kind, result, line in (
         (
             "retention",
@@ -261,7 +277,8 @@ def test_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ):
         (tmp_path / "in.json").write_text(json.dumps(result), encoding="utf-8")
         to = tmp_path / f"{kind}.png"
-        assert pictures.main([kind, str(tmp_path / "in.json"), "--to", str(to)]) == 0
+        more = [str(tmp_path / "again.json")] if kind == "training" else []
+        assert pictures.main([kind, str(tmp_path / "in.json"), *more, "--to", str(to)]) == 0
         assert line in capsys.readouterr().out and to.stat().st_size > 5000
     (tmp_path / "in.json").write_text('{"rows": []}', encoding="utf-8")
     assert pictures.main(["training", str(tmp_path / "in.json"), "--to", str(to)]) == 2

@@ -133,6 +133,16 @@ def test_ps(nodes: Nodes) -> None:
     assert "warning: host nowhere does not answer" in done.stderr and done.returncode == 0
 
 
+def test_ps_does_not_repeat_itself_for_each_silent_host(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    looks = [HostLook(f"h{i}", [], [], "it ended with code 255") for i in range(60)]
+    with pytest.raises(SystemExit):
+        read_cmds.ps_there(looks, Selection(), comms=False, as_json=False)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 6 and lines[4] == "warning: and 56 more"
+
+
 def test_ranks_of_other_hosts_are_behind(
     start_writer: StartWriter, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -316,6 +326,7 @@ def test_another_version_is_no_answer() -> None:
 def test_a_screen_is_not_overrun(start_writer: StartWriter) -> None:
     from rich.console import Console
 
+    from r2ccl_ctl.cli.common import Whole, fitted
     from r2ccl_ctl.cli.overview_view import overview_view
 
     snapshot = start_writer().process.snapshot()
@@ -328,3 +339,10 @@ def test_a_screen_is_not_overrun(start_writer: StartWriter) -> None:
         out.print(overview_view(jobs, [], 12))
     lines = captured.get().splitlines()
     assert len(lines) <= 12 and lines[-1].startswith("and 32 more"), lines
+    # Rows that are longer than the terminal is wide take more lines.
+    narrow = Console(width=60, height=24)
+    view = fitted(narrow, lambda lines: overview_view(jobs, [], lines))
+    with narrow.capture() as captured:
+        narrow.print(Whole(view))
+    lines = captured.get().splitlines()
+    assert 15 < len(lines) < 24 and lines[-1].startswith("and "), lines

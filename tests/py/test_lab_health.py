@@ -200,25 +200,6 @@ def moving(receiver: Side, count: int = 16) -> None:
     until("messages move", lambda: receiver.counter("messages_received") >= goal, 30.0)
 
 
-def test_a_nic_that_nobody_comes_over(build: Build, lab: Lab) -> None:
-    """The same, of a process that only receives: it asks its sender over the NIC itself."""
-    word = "has reached no peer yet: the job is not protected by it"
-
-    def causes(side: Side) -> list[str]:
-        return [n.cause for n in side.snapshot().nics]
-
-    lab.fail_link("n1", "nic1", "silent")
-    with one_way(build, lab, "nic0,nic1,nic2") as (sender, receiver):
-        until("the sender says so", lambda: causes(sender)[1] == word, 60.0)
-        until("the receiver says so", lambda: causes(receiver)[1] == word, 60.0)
-        assert word not in (causes(receiver)[0], causes(receiver)[2])
-        assert not receiver.snapshot().counters["messages_sent"]
-        lab.recover_link("n1", "nic1")
-        until("taken back", lambda: causes(receiver)[1] != word, 60.0)
-        told = [e.cause for e in receiver.named("warning") if e.nic == "nic1"]
-        assert told == [word, "reaches a peer now"]
-
-
 def test_the_management_network(build: Build, lab: Lab) -> None:
     """mgmt0 has weight 0: it carries no message while another NIC does, and when all those are
     silent, it carries the words about them, and the job."""

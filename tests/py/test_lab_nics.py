@@ -10,7 +10,6 @@ import pytest
 from conftest import Build
 from failover_bed import running_perf, until
 
-from r2ccl_ctl import control
 from r2ccl_ctl.lab import Lab, LabSpec
 
 pytestmark = pytest.mark.lab
@@ -31,9 +30,8 @@ def test_one_nic_of_the_list_is_missing(build: Build, lab: Lab) -> None:
     env = {"R2CCL_NICS": "nic0,nic1,nic2", "R2CCL_LOG": "warn", "NCCL_DEBUG": "NONE"}
     with running_perf(build, lab=lab.name, per_node=1, env=env) as job:
         job.moving()
-        # The object may have been found before the warning was in it: look anew.
-        until("it is said", lambda: bool(control.find(job.sides[1].pid).warning), 30.0, job)
-        here, there = (control.find(side.pid).snapshot() for side in job.sides)
+        until("it is said", lambda: bool(job.sides[1].snapshot().process.warning), 30.0, job)
+        here, there = (side.snapshot() for side in job.sides)
         assert [nic.name for nic in here.nics] == ["nic0", "nic1", "nic2"]
         assert [nic.name for nic in there.nics] == ["nic0", "nic2"]
         assert all(nic.tx_bytes for nic in there.nics), str(job)

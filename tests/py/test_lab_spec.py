@@ -18,7 +18,7 @@ from r2ccl_ctl.lab import (
     parse_counts,
     parse_rate,
 )
-from r2ccl_ctl.lab.spec import VARIANTS, netns_pattern, tbf_burst, tbf_limit
+from r2ccl_ctl.lab.spec import VARIANTS, host_limit, netns_pattern, tbf_burst, tbf_limit
 from r2ccl_ctl.lab.state import Cut, LabState, NicState, Store
 
 
@@ -59,6 +59,7 @@ def test_shaper_stays_within_its_bounds() -> None:
     for bps in (10**6, 10**8, 10**9, 5 * 10**9, 34 * 10**9):
         assert 64 * 1024 < tbf_burst(bps) <= 256 * 1024
         assert tbf_burst(bps) <= tbf_limit(bps) <= 1024 * 1024
+        assert tbf_limit(bps) <= host_limit(bps) <= 16 * 1024 * 1024
 
 
 @pytest.mark.parametrize("text", ["", "0", "2,x", "-1", "2,,3"])

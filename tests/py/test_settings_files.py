@@ -51,7 +51,10 @@ def test_the_users_file(home: Path) -> None:
         "R2CCL_CHUNK": ("256K", str(file)),
         "R2CCL_VERIFY": ("1", str(file)),
     }
-    assert warnings == ""
+    assert (
+        warnings
+        == f"warning: {file}, line 4: an earlier line sets the same; this line is not read\n"
+    )
     assert f"256K, from: {file}" in ask(home, "config", "explain", "chunk").stdout
 
 
@@ -68,7 +71,8 @@ def test_a_named_file_is_read_instead(home: Path) -> None:
     named = str(home / "job.conf")
     assert changed(home, R2CCL_CONF=named)[0] == {"R2CCL_VERIFY": ("1", named)}
     found, warnings = changed(home, R2CCL_CONF=str(home / "absent"))
-    assert found == {} and "absent: No such file" in warnings
+    absent = home / "absent"
+    assert found == {} and f"R2CCL_CONF={absent}: No such file" in warnings
     found, warnings = changed(home, R2CCL_CONF="/dev/zero")
     assert found == {} and "/dev/zero: this is no file of settings" in warnings
 
@@ -82,6 +86,13 @@ def test_bad_lines_are_named(home: Path) -> None:
     assert "R2CCL_EAGER=1T is not valid" in warnings
 
 
+def test_a_file_of_another_kind_has_few_warnings(home: Path) -> None:
+    file = home / ".r2ccl.conf"
+    file.write_text("key: value\n" * 200)
+    lines = changed(home)[1].splitlines()
+    assert len(lines) == 4 and lines[3] == f"warning: {file}: 197 more lines are not read"
+
+
 def test_other_commands_see_the_same(home: Path) -> None:
     (home / ".r2ccl.conf").write_text("R2CCL_NICS=no-such-nic\n")
     done = ask(home, "doctor", "--json")
@@ -93,11 +104,14 @@ def test_other_commands_see_the_same(home: Path) -> None:
 def test_off_in_a_file_is_told_as_in_the_environment(home: Path) -> None:
     file = home / ".r2ccl.conf"
     file.write_text("R2CCL_MODE=off\n")
-    told = f"R2CCL_MODE=off in {file} switches R2CCL off"
+    told = f"R2CCL_MODE=off in {file} switches R2CCL off: take it out"
     assert told in ask(home, "run", "--", "true").stderr
     done = ask(home, "config", "check")
     assert told in done.stdout and done.returncode == 2
     assert told not in ask(home, "config", "check", R2CCL_MODE="auto").stdout
+    named = os.path.relpath(file, ROOT)  # a path that does not begin with /
+    done = ask(home, "config", "check", R2CCL_CONF=named)
+    assert f"R2CCL_MODE=off in {named} switches" in done.stdout and done.returncode == 2
 
 
 def test_one_value_and_one_source_whoever_is_asked(home: Path) -> None:

@@ -7,6 +7,7 @@ Rung 3. The driver is one in memory where a test needs CUDA.
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,38 @@ def test_unequal_counts(build: Build, tmp_path: Path, ranks: int, nodes: int) ->
     results = [text.split("result ")[1][0] for text in said]
     assert set(results) <= {"5", "6"} and "5" in results, said
     assert any("do not give the same AllReduce" in text for text in said)
+
+
+@pytest.mark.parametrize("driver", [False, True], ids=["host", "driver"])
+def test_counts_on_both_sides_of_the_limit(build: Build, tmp_path: Path, driver: bool) -> None:
+    """R2CCL has the call at one rank, NCCL at another. Both would wait for ever."""
+    worker = (sys.executable, str(ROOT / "tests/py/left_out_worker.py"), str(tmp_path), "limit")
+    began = time.monotonic()
+    said = run(build, worker, driver=driver)
+    assert 10 < time.monotonic() - began < 40
+    what = (
+        "operation 1 is not the same AllReduce on all ranks: 262144 bytes on rank 0 go by R2CCL, "
+        "262140 bytes on rank 2 by NCCL"
+    )
+    assert [text.count(what) for text in said] == [1, 0, 0]
+    assert all("result 6" in text for text in said), said
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_rank_dies_before_it_votes(build: Build, tmp_path: Path, dead: int) -> None:
+    """The others learn of it in seconds. Rank 0 may die before it has told one of the others where
+    all are: that one takes NCCL's own."""
+    script = f'if [ "$RANK" = {dead} ]; then R2_FAKECUDA_DIES=1 "$0" "$@"; else exec "$0" "$@"; fi'
+    worker = (sys.executable, str(ROOT / "tests/py/left_out_worker.py"), str(tmp_path), "unequal")
+    argv = ("sh", "-c", f"{script}; exit 0", *worker)
+    began = time.monotonic()
+    said = run(build, argv, driver=True)
+    assert time.monotonic() - began < 40
+    del said[dead]
+    for text in said:
+        failed = f"has failed at rank {dead} (ncclRemoteError)" in text and "result 6" in text
+        alone = dead == 0 and "the process that made the unique id has ended" in text
+        assert failed or alone, text
 
 
 def perf(build: Build, *words: str) -> tuple[str, ...]:

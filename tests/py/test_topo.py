@@ -106,14 +106,14 @@ def test_two_sockets() -> None:
 
 def test_p5() -> None:
     assert homes(p5()) == [f"eth{4 * i}" for i in range(8)]
-    assert topo.services(*p5())[0].why == "behind the same PCIe switch, like 3 more"
+    assert topo.services(*p5())[0].why == "behind the same PCIe switch (3 more as near)"
     words = then(p5(), 0)
     assert words == ["same switch"] * 3 + ["same NUMA node"] * 12 + ["across"] * 16
 
 
 def test_gb200() -> None:
     assert homes(gb200()) == ["eth0", "eth1", "eth2", "eth3"]  # GPUs that have two take turns
-    assert topo.services(*gb200())[1].why == "in the same NUMA node, like 1 more"
+    assert topo.services(*gb200())[1].why == "in the same NUMA node (1 more as near)"
     assert then(gb200(), 0) == ["same NUMA node", "across", "across"]
 
 
@@ -179,7 +179,7 @@ def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(hostnics, "load", lambda: HostNics(tuple(nics), {}, ""))
     text = call("topo").stdout
     assert "GPU 2  NODE  NODE  PIX" in text
-    assert "eth3 (same NUMA node)" in text
+    assert "same NUMA node: eth3, eth0, eth1; across: eth4," in text
     found = json.loads(call("topo", "--json").stdout)
     assert [gpu["home"] for gpu in found["gpus"]] == homes(hgx())
     assert found["nics"][0]["spill_order"][0] == "eth1"

@@ -259,13 +259,19 @@ def test_of_a_case_of_validate(tmp_path: Path) -> None:
     units = {word for row in json.loads(text)["traceEvents"] if row["ph"] == "C"
              for word in row["args"]}  # fmt: skip
     assert units == {"Mbit/s", "bus GB/s"}
+    piped = trace("--record", str(record), "-o", "-")
+    assert (
+        json.loads(piped.stdout) == json.loads(text)
+        and "6 events of 1 process, 1 failover" in piped.stderr
+    )
 
 
 def test_usage(tmp_path: Path) -> None:
     wrong = tmp_path / "x.json"
     wrong.write_text('{"a": 1}')
     done = trace("--record", str(wrong), "-o", str(tmp_path / "t"))
-    assert done.returncode == 2 and "no record of `validate`" in done.stderr
+    assert done.returncode == 2
+    assert "no file of DIR/cases of `validate`: it has no 'processes'" in done.stderr
     done = trace("--record", str(wrong), "--job", "x")
     assert done.returncode == 2 and "leave out --job" in done.stderr
     assert trace("--job", "nobody-has-it").returncode == 1

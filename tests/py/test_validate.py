@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from conftest import ROOT, Build, missing
 
-from r2ccl_ctl.errors import R2UsageError
+from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.lab import Lab, LabSpec, known_labs, remove
 from r2ccl_ctl.validate import agent, bed, judge, nccltests, picture, report, run
 from r2ccl_ctl.validate.cases import ALL, CABLE, NAMES, Case, choose
@@ -366,6 +366,31 @@ def test_markdown_and_json() -> None:
     assert json.loads(json.dumps(doc))["cases"][0]["status"] == "failed"
 
 
+def test_a_file_of_the_report_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    report.write(tmp_path, "report.md", "old")
+    (tmp_path / ".report.md.new").mkdir()  # what is written first cannot be written
+    with pytest.raises(R2Error, match="report.md"):
+        report.write(tmp_path, "report.md", "new")
+    assert (tmp_path / "report.md").read_text() == "old"
+    (tmp_path / ".report.md.new").rmdir()
+    report.write(tmp_path, "report.md", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.md"]
+
+
+def test_what_keeps_it_from_running_is_no_verdict() -> None:
+    """1 and 2 say something about R2CCL."""
+    done = subprocess.run(
+        [sys.executable, "-m", "r2ccl_ctl", "validate", "--hosts", "a,b", "--via", "false",
+         "--case", "none"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert (
+        "Error: a: the helper gave no answer: it ended with code 1; try `false a true`"
+        in done.stderr
+    )
+
+
 def test_rates_of_the_picture() -> None:
     times, rates = picture.nic_rates(record_of("one"), 0, 20 * S)
     away = [r for t, r in zip(times, rates["eth1"], strict=True) if 6 < t < 14]
@@ -604,6 +629,7 @@ def test_usage() -> None:
     assert "--size" in error("--size", "1")
     assert "--seconds" in error("--seconds", "0.1")
     assert "all_reduce_perf" in error("--nccl-tests", "/nowhere")
+    assert "leave it or --json out" in error("--dry-run", "--json")
 
 
 def test_dry_run_starts_nothing() -> None:

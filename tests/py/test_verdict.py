@@ -3,6 +3,8 @@ program's segment. It cannot prove that a job in danger would have been lost."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,14 +12,14 @@ import pytest
 from segment_bed import StartWriter, start_writer
 from test_cli import call, nobody
 
-from r2ccl_ctl import verdict
+from r2ccl_ctl import pids, verdict
 
 __all__ = ["nobody", "start_writer"]
 
 
 def snapshot(nics: list[str], *paths: str, silent_s: float = 0) -> Any:
     """A process with NICs and, to one peer, paths in these states; "up*" is a spare one."""
-    process = SimpleNamespace(title="n0 pid 1", silent_s=silent_s, running=True)
+    process = SimpleNamespace(title="n0 pid 1", host="n0", silent_s=silent_s, running=True)
     return SimpleNamespace(
         process=process,
         nics=[
@@ -58,6 +60,30 @@ def test_judge(looked: Any, standing: str, word: str) -> None:
 def test_what_is_certain_counts_before_what_is_not_known() -> None:
     reasons = [verdict.Reason(code, "") for code in (verdict.UNKNOWN, verdict.DEGRADED)]
     assert verdict.worst(reasons) == verdict.DEGRADED
+
+
+def test_what_several_processes_say_stands_once() -> None:
+    def nic(pid: int) -> verdict.Reason:
+        return verdict.Reason(verdict.DEGRADED, "NIC eth1 is failed", f"n0 pid {pid}", "n0")
+
+    path = verdict.Reason(verdict.DEGRADED, "paths to n1:7: 2 left, 1 lost", "n0 pid 1", "n0")
+    silent = verdict.Reason(verdict.UNKNOWN, "does not answer", "n1 pid 5", "n1")
+    said = verdict.line([silent, path, *(nic(pid) for pid in range(480))], 4)
+    assert said == (
+        "n0: NIC eth1 is failed, 480 processes; n0 pid 1: paths to n1:7: 2 left, 1 lost; "
+        "n1 pid 5: does not answer"
+    )
+    assert verdict.line([path, silent], 1).endswith("; and 1 more")
+    assert verdict.line([], 4) == ""
+
+
+def test_who_may_not_read_is_told_so(nobody: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A monitor runs as a user of its own: it is not told that nothing runs."""
+    start = pids.start_ticks(os.getpid())
+    (nobody / f"r2ccl.0.{pids.own_pidns()}.{os.getpid()}.{start}").touch()
+    monkeypatch.setattr(os, "access", lambda *words, **options: False)
+    said = call("status", "--check", code=verdict.UNKNOWN).stdout
+    assert said.startswith("R2CCL UNKNOWN: 1 process of user ") and "use sudo" in said
 
 
 def test_the_command(start_writer: StartWriter) -> None:

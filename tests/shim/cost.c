@@ -28,6 +28,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../pause.h"
 #include "api/nccl.h"
 
 #define COUNTED 1000
@@ -258,7 +259,7 @@ static int told(r2_nccl_comm comm, int end_to)
         return 0;
     while (error == 0 && now() - begin < TELL_NS) {
         ncclCommGetAsyncError(comm, &error);
-        usleep(1000);
+        pause_us(1000);
     }
     return error == R2_NCCL_REMOTE;
 }
@@ -275,7 +276,7 @@ static int both(int ranks, uint32_t *took, long calls, int id_to, int end_to)
         return 1;
     bad = once(comm, 0);
     if (ranks == 2)
-        usleep(MEET_US);
+        pause_us(MEET_US);
     pin();
     printf("{\"calls\": %ld, \"ranks\": %d, ", calls, ranks);
     bad |= measure(comm, took, calls, 0);

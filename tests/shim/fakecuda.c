@@ -4,6 +4,7 @@
  * answered, nor is one destroyed, as when another thread is inside cudaFree. */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -11,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+#include "../pause.h"
 
 #define API __attribute__((visibility("default")))
 /* In the room that glibc keeps for it: LeakSanitizer cannot follow a living thread's other kind. */
@@ -206,7 +209,7 @@ static void await_answer(void)
         return;
     atomic_fetch_add(&held, 1);
     while (atomic_load(&hold))
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        pause_us(1000);
     atomic_fetch_sub(&held, 1);
 }
 
@@ -218,7 +221,7 @@ int cuEventQuery(void *event)
     atomic_fetch_add(&asked, 1);
     await_answer();
     if (atomic_load(&slow))
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        pause_us(1000);
     cuThreadExchangeStreamCaptureMode(&mode);
     if (mode != 2)
         abort(); /* could break another thread's capture */
@@ -276,6 +279,8 @@ int cuMemHostAlloc(void **memory, size_t len, unsigned flags)
         return 201;
     if (getenv("R2_FAKECUDA_FULL")) /* no memory can be pinned */
         return 2;
+    if (getenv("R2_FAKECUDA_DIES"))
+        raise(SIGKILL);
     return posix_memalign(memory, 4096, len) ? 2 : 0;
 }
 
@@ -360,7 +365,7 @@ int cuStreamWaitValue32_v2(void *stream, uint64_t address, uint32_t value, unsig
     if (getenv("R2_FAKECUDA_NO_WAITS"))
         return 801; /* not supported */
     while ((int32_t)(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) < 0)
-        nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+        pause_us(20);
     return 0;
 }
 

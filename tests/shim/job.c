@@ -9,6 +9,7 @@
  *   traffic S    AllReduces for S seconds, checked; prints how many
  */
 #include "job.h"
+#include "../pause.h"
 
 #include <hostnccl/nccl.h>
 #include <pthread.h>
@@ -97,13 +98,13 @@ static void make_nonblocking(ncclComm_t *comms)
         if (state != ncclSuccess && state != ncclInProgress)
             NCCL(state);
         made = state == ncclSuccess;
-        usleep(1000);
+        pause_us(1000);
     }
 }
 
 static void *watchdog(void *arg)
 {
-    usleep(300000);
+    pause_us(300000);
     NCCL(ncclCommAbort(arg));
     return NULL;
 }

@@ -22,6 +22,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../pause.h"
 #include "agree/agree.h"
 #include "util/clock.h"
 #include "util/crc32c.h"
@@ -250,7 +251,7 @@ static void barrier(int round)
 {
     atomic_fetch_add(&sh->arrived, 1);
     while (atomic_load(&sh->arrived) < opt.procs * round && !atomic_load(&sh->stop)) {
-        usleep(1000);
+        pause_us(1000);
     }
 }
 
@@ -289,7 +290,7 @@ static void run(struct r2_agree **bases)
         }
         now = r2_now_ns() - now;
         if (now < period) {
-            usleep((unsigned)((period - now) / 1000));
+            pause_us((unsigned long)((period - now) / 1000));
         }
     }
 }
@@ -327,7 +328,7 @@ static void process(void)
     atomic_fetch_sub(&sh->alive, 1);
     /* As a job ends: all together. Those who wait may still ask. */
     for (int i = 0; i < 100 && atomic_load(&sh->alive) > 0 && opt.kill; i++) {
-        usleep(100000);
+        pause_us(100000);
     }
     _exit(0);
 }
@@ -469,17 +470,16 @@ int main(int argc, char **argv)
     end = r2_now_ns() + (uint64_t)opt.seconds * R2_NS_PER_S;
     if (opt.kill) {
         victim = rand() % opt.procs;
-        usleep((unsigned)(rand() % (opt.seconds * 500000) + opt.seconds * 500000));
+        pause_us((unsigned long)(rand() % (opt.seconds * 500000) + opt.seconds * 500000));
         kill(pids[victim], SIGKILL);
         atomic_fetch_sub(&sh->alive, 1);
         printf("killed process %d\n", victim);
     }
     while (r2_now_ns() < end && !atomic_load(&sh->stop)) {
-        usleep(10000);
+        pause_us(10000);
     }
     if (opt.kill) { /* whoever waits for the dead one must get out by itself */
-        usleep((unsigned)(opt.timeout_ns / 1000));
-        sleep(1);
+        pause_us((unsigned long)(opt.timeout_ns / 1000) + 1000000);
     }
     atomic_store(&sh->stop, true);
     for (int i = 0; i < opt.procs; i++) {

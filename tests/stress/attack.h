@@ -13,7 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "engine/engine.h"
+#include "../pause.h"
+#include "engine/loop/loop.h"
 #include "util/clock.h"
 
 static int fd, side;
@@ -32,6 +33,13 @@ static void xfer(void *buf, size_t len, bool out)
 
     if (n != (ssize_t)len)
         die("xfer", errno);
+}
+
+/* Until no path is up, for so long. */
+__attribute__((unused)) static void until_pathless(int ms)
+{
+    for (; ms > 0 && __atomic_load_n(&r2_eng.g->paths_up, __ATOMIC_RELAXED); ms--)
+        pause_us(1000);
 }
 
 static struct r2_conn *make(bool send)
@@ -53,7 +61,7 @@ static struct r2_conn *make(bool send)
         rc = send ? r2_engine_connect(ctx, 0, handle, &c) : r2_engine_accept(l, &c);
         if (rc || i > 50000)
             die("connect", rc ? rc : ETIMEDOUT);
-        usleep(100);
+        pause_us(100);
     }
     r2_engine_close_listen(l);
     return c;

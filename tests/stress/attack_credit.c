@@ -24,7 +24,7 @@ static bool wait_done(struct r2_req *r, int seconds)
 
         if (rc)
             die("test", rc);
-        usleep(50);
+        pause_us(50);
     }
     return done;
 }
@@ -50,12 +50,12 @@ static int credit(void)
         if (side == 0)
             r2_engine_isend(c, buf, sizeof(buf), 0, NULL, &r);
         if (side == 1 && m == 8) {
-            usleep(50000);
+            pause_us(50000);
             f.kind = R2_SEG_FAULT_ERROR;
             f.rx = true;
             for (int i = 0; i < ndev; i++)
                 r2_fault_set(i, &f);
-            usleep(100000);
+            until_pathless(100);
             for (int i = 0; i < ndev; i++)
                 r2_fault_clear(i);
         }

@@ -19,7 +19,7 @@ static void move(struct r2_conn *c, bool send)
         rc = r2_engine_test(r, &done, NULL);
         if (rc || i > 100000)
             die("test", rc ? rc : ETIMEDOUT);
-        usleep(50);
+        pause_us(50);
     }
 }
 
@@ -48,10 +48,10 @@ static void one_round(char **argv)
     xfer(&go, 1, false);
     if (!getenv("ATTACK_NOSTOP")) {
         kill(pid, SIGSTOP);
-        usleep(20000);
+        waitpid(pid, NULL, WUNTRACED);
         r2_engine_close(a);
         r2_engine_close(b);
-        usleep(20000);
+        pause_us(20000);
         kill(pid, SIGKILL);
     } else {
         r2_engine_close(a);
@@ -60,7 +60,7 @@ static void one_round(char **argv)
     }
     waitpid(pid, NULL, 0);
     close(fd);
-    usleep(getenv("ATTACK_WAIT") ? (useconds_t)atoi(getenv("ATTACK_WAIT")) : 400000);
+    until_pathless(400);
 }
 
 int main(int argc, char **argv)

@@ -34,6 +34,7 @@
 #include "util/clock.h"
 #include "util/random.h"
 
+#include "../pause.h"
 #include "slots.h"
 
 #define MAX_CONNS 64
@@ -174,7 +175,7 @@ static void rest(uint64_t *idle_ns)
     if (now - *idle_ns < 20 * R2_NS_PER_US)
         sched_yield();
     else
-        usleep(30);
+        pause_us(30);
 }
 
 static void *run_flow(void *arg)
@@ -246,7 +247,7 @@ static struct r2_conn *make_conn(int index, bool send)
             die(send ? "connect" : "accept", rc);
         if (r2_now_ns() > until)
             die(send ? "connect" : "accept", ETIMEDOUT);
-        usleep(200);
+        pause_us(200);
     }
     r2_engine_close_listen(l);
     return c;
@@ -270,7 +271,7 @@ static void *chaos(void *arg)
         f.after_bytes = r2_prng_below(&rnd, 2) ? r2_prng_below(&rnd, 8 << 20) : 0;
         f.for_ns = (20 + r2_prng_below(&rnd, 1000)) * R2_NS_PER_MS;
         r2_fault_set(nic, &f);
-        usleep((useconds_t)(5000 + r2_prng_below(&rnd, 500000)));
+        pause_us((unsigned long)(5000 + r2_prng_below(&rnd, 500000)));
         if (r2_prng_below(&rnd, 3) == 0)
             r2_fault_clear((int)r2_prng_below(&rnd, (uint64_t)ndev));
     }
@@ -287,7 +288,7 @@ static void *watch(void *arg)
     for (;;) {
         uint64_t now;
 
-        usleep(100000);
+        pause_us(100000);
         now = r2_now_ns();
         if (atomic_load(&progress) != last) {
             last = atomic_load(&progress);
@@ -311,7 +312,7 @@ static void freeze(uint64_t *ends)
     atomic_store(&ending, true);
     for (int i = 0; i < nflows; i++) {
         while (flows[i].send && !atomic_load(&flows[i].frozen_at))
-            usleep(100);
+            pause_us(100);
         ends[i] =
             flows[i].send ? atomic_load(&flows[i].frozen_at) - 1 + (uint64_t)opt.outstanding : 0;
     }
@@ -407,7 +408,7 @@ static void by_hand(void)
         for (int i = 0; connect(fd, ai->ai_addr, ai->ai_addrlen) < 0; i++) {
             if (i > 100)
                 die("dial", errno);
-            usleep(100000);
+            pause_us(100000);
         }
         peer_fd = fd;
     }
@@ -505,7 +506,7 @@ static void await_begin(void)
     for (int i = 0; file && side == 0 && access(file, F_OK); i++) {
         if (i == 6000)
             die(file, ENOENT);
-        usleep(10000);
+        pause_us(10000);
     }
 }
 

@@ -4,17 +4,13 @@
 
 #include <unistd.h>
 
+#include "../pause.h"
 #include "check.h"
 #include "util/clock.h"
 
-static inline void await_us(unsigned us)
-{
-    usleep(us);
-}
-
 static inline void await_nap(void)
 {
-    await_us(200);
+    pause_us(200);
 }
 
 /* Bounded: the test has failed if it is not so within 40 s. */
@@ -32,20 +28,34 @@ static inline void await_nap(void)
     for (uint64_t until_ = r2_now_ns() + (uint64_t)(ms)*R2_NS_PER_MS;                              \
          (cond) && r2_now_ns() < until_; await_nap())
 
-/* That thread of this process waits for something. */
-static inline bool thread_waits(int tid)
+/* The state of that process or thread as the kernel says it; 0: there is none. */
+static inline char state_of_task(int tid)
 {
-    char name[64], state;
+    char name[64], state = 0;
     FILE *f;
-    int n;
 
-    snprintf(name, sizeof(name), "/proc/self/task/%d/stat", tid);
+    snprintf(name, sizeof(name), "/proc/%d/stat", tid);
     f = fopen(name, "r");
     if (!f)
-        return false;
-    n = fscanf(f, "%*d (%*[^)]) %c", &state);
+        return 0;
+    if (fscanf(f, "%*d (%*[^)]) %c", &state) != 1)
+        state = 0;
     fclose(f);
-    return n == 1 && state == 'S';
+    return state;
+}
+
+/* That thread waits for something. */
+static inline bool thread_waits(int tid)
+{
+    return state_of_task(tid) == 'S';
+}
+
+/* Nothing of that process runs any more. */
+static inline bool process_ended(int pid)
+{
+    char state = state_of_task(pid);
+
+    return !state || state == 'Z' || state == 'X';
 }
 
 /* It stays so for `ms`. */

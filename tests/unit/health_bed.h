@@ -4,6 +4,7 @@
 #ifndef R2_TESTS_HEALTH_BED_H
 #define R2_TESTS_HEALTH_BED_H
 
+#include "await.h"
 #include "check.h"
 #include "enginelib/remote.h"
 
@@ -72,7 +73,7 @@ static inline double penalty_of(int nic)
 static inline bool wait_health(int nic, enum r2_health_state want, int ms)
 {
     for (int i = 0; i < ms && health_of(nic) != want; i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     return health_of(nic) == want;
 }
 
@@ -105,7 +106,7 @@ static inline enum r2_seg_nic_state nic_row(int nic)
 static inline bool wait_nic(int nic, enum r2_seg_nic_state want)
 {
     for (int i = 0; i < 5000 && nic_row(nic) != want; i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     return nic_row(nic) == want;
 }
 

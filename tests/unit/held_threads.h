@@ -15,20 +15,17 @@ static struct hold {
     atomic_bool on;
 } holds[16];
 static atomic_bool let_go;
-static atomic_uint away; /* bit per thread: it waits for the kernel */
 static atomic_bool late; /* they are not at hand: they have no core, or too much to do */
 
 static void stay(struct r2_task *t)
 {
     struct hold *h = R2_CONTAINER_OF(t, struct hold, task);
 
-    r2_io_away(atomic_load(&away) >> (h - holds) & 1);
     do { /* as if it came round */
         atomic_store(&t->io->seen, atomic_load(&late) ? 0 : r2_now_ns() + 60 * R2_NS_PER_S);
         atomic_store(&h->on, true);
         await_nap();
     } while (!atomic_load(&let_go));
-    r2_io_away(false);
     atomic_store(&h->on, false);
 }
 
@@ -43,7 +40,6 @@ static void keep_awake(void)
     for (int i = 0; i < r2_io_count(); i++) {
         AWAIT(atomic_load(&holds[i].on));
     }
-    usleep(1000); /* and has been for a while */
 }
 
 static void release(void)

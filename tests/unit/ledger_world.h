@@ -165,7 +165,7 @@ static void expect_sender(void)
     for (uint32_t b = 0; b < w.total; b++) {
         waiting += !w.acked[b] && w.out[b] != FLYING;
     }
-    CHECK_EQ(r2_send_acked_bytes(&w.send), ref_count_acked());
+    CHECK_EQ(w.send.acked.bytes, ref_count_acked());
     CHECK_EQ(r2_send_waiting_bytes(&w.send), waiting);
     CHECK_EQ(r2_send_idle(&w.send), ref_idle());
     CHECK_EQ(r2_send_complete(&w.send), ref_send_complete());
@@ -192,8 +192,8 @@ static void expect_receiver(void)
     while (prefix < w.total && w.in[prefix] == DONE) {
         prefix++;
     }
-    CHECK_EQ(r2_recv_done_bytes(&w.recv), done);
-    CHECK_EQ(r2_recv_prefix(&w.recv), prefix);
+    CHECK_EQ(w.recv.done.bytes, done);
+    CHECK_EQ(r2_ranges_first_gap(&w.recv.done, 0), prefix);
     CHECK_EQ(r2_recv_writing(&w.recv), claimed);
     CHECK_EQ(r2_recv_complete(&w.recv), w.total_seen && done == w.total);
 }

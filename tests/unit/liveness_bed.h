@@ -77,7 +77,7 @@ __attribute__((unused)) static struct r2_ep *await_trial(int nic)
     struct r2_ep *e = NULL;
 
     for (int i = 0; i < REMOTE_WAIT_MS && !(e = trial(nic)); i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     CHECK(e);
     return e;
 }

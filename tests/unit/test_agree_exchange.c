@@ -1,8 +1,10 @@
 /* All ranks offer something and get what all others offered. Rung 3: processes over loopback. */
 #define _GNU_SOURCE
+#include "agree_power.h"
 #include "agree_ranks.h"
 
 #include <errno.h>
+#include <signal.h>
 
 #define ROUNDS 5
 
@@ -31,6 +33,12 @@ static void on_exchanged(void *user, uint32_t round, const void *const *offers, 
     atomic_fetch_add(&rounds, 1);
 }
 
+static void on_invited(void *user)
+{
+    (void)user;
+    atomic_fetch_add(&invitations, 1);
+}
+
 static void one(void)
 {
     uint8_t id[R2_AGREE_ID], data[R2_AGREE_OFFER];
@@ -46,21 +54,16 @@ static void one(void)
     CHECK_EQ(r2_agree_offer(a, 2, data, 0), -EINVAL);
     CHECK_EQ(r2_agree_offer(a, 1, data, R2_AGREE_OFFER + 1), -E2BIG);
     for (uint32_t round = 1; round <= ROUNDS; round++) {
-        if ((int)round % processes == me)
-            usleep(60000); /* the others wait for it */
+        if ((int)round % processes == me) /* the others wait for it */
+            AWAIT(atomic_load(&sh->stuck) == (int)round * processes - 1);
         CHECK_EQ(r2_agree_offer(a, round, data, fill(data, me, round)), 0);
+        atomic_fetch_add(&sh->stuck, 1);
         AWAIT(atomic_load(&rounds) == (int)round);
     }
     CHECK_EQ(r2_agree_offer(a, ROUNDS, data, 0), -EINVAL);
     atomic_fetch_add(&sh->step, 1);
     AWAIT(atomic_load(&sh->step) >= processes);
     r2_agree_destroy(a);
-}
-
-static void on_invited(void *user)
-{
-    (void)user;
-    atomic_fetch_add(&invitations, 1);
 }
 
 /* The leader alone knows that there is to be an exchange. */
@@ -85,6 +88,147 @@ static void one_invited(void)
     atomic_fetch_add(&sh->step, 1);
     AWAIT(atomic_load(&sh->step) >= processes);
     r2_agree_destroy(a);
+}
+
+static atomic_int gone; /* the rank that was said to be gone, and one */
+
+static void on_failed(void *user, int rank, uint32_t error)
+{
+    (void)user;
+    CHECK_EQ(error, 6); /* ncclRemoteError */
+    CHECK_EQ(atomic_exchange(&gone, rank + 1), 0);
+}
+
+/* They have met, and hear of the end of others. */
+static struct r2_agree *meet(void)
+{
+    uint8_t id[R2_AGREE_ID];
+    struct r2_agree *a;
+    uint64_t epoch;
+
+    ops.exchanged = on_exchanged;
+    ops.failed = on_failed;
+    get_id(id);
+    a = member(id, me, processes);
+    CHECK_EQ(operate(a, 0, &epoch), 0);
+    AWAIT(state_of(a) == R2_AGREE_READY);
+    atomic_fetch_add(&sh->step, 1);
+    AWAIT(atomic_load(&sh->step) >= processes);
+    return a;
+}
+
+static void offers(struct r2_agree *a)
+{
+    uint8_t data[R2_AGREE_OFFER];
+
+    CHECK_EQ(r2_agree_offer(a, 1, data, fill(data, me, 1)), 0);
+}
+
+static void leave(struct r2_agree *a, int all)
+{
+    atomic_fetch_add(&sh->switched, 1);
+    AWAIT(atomic_load(&sh->switched) >= all);
+    r2_agree_destroy(a);
+}
+
+/* `sh->stuck` dies before it has offered anything; the others hear of it in time. */
+static void one_dies(void)
+{
+    struct r2_agree_view view;
+    struct r2_agree *a = meet();
+    int dead = atomic_load(&sh->stuck);
+
+    if (me == dead)
+        raise(SIGKILL);
+    offers(a);
+    AWAIT(atomic_load(&gone));
+    CHECK_EQ(atomic_load(&gone), dead + 1);
+    AWAIT(r2_agree_lookup(a, true, &view) == -EREMOTEIO);
+    CHECK_EQ(atomic_load(&rounds), 0);
+    leave(a, processes - 1);
+}
+
+static void last_dies(void)
+{
+    atomic_store(&sh->stuck, processes - 1);
+    one_dies();
+}
+
+/* One that is stopped for several seconds is awaited, and so is one that nothing reaches. */
+static void one_stops(void)
+{
+    struct r2_agree *a = meet();
+
+    if (me == 1)
+        raise(SIGSTOP);
+    offers(a);
+    if (me == 0) {
+        STAYS_MS(4000, atomic_load(&gone) == 0);
+        kill(sh->pids[1], SIGCONT);
+    }
+    AWAIT(atomic_load(&rounds) == 1);
+    CHECK_EQ(atomic_load(&gone), 0);
+    leave(a, processes);
+}
+
+static void one_loses_power(void)
+{
+    struct r2_agree *a = meet();
+
+    if (me == 2) {
+        lose_power();
+        AWAIT(atomic_load(&sh->switched) >= processes - 1);
+        return;
+    }
+    offers(a);
+    STAYS_MS(4000, atomic_load(&gone) == 0);
+    leave(a, processes - 1);
+}
+
+/* A process that ends while nobody awaits its offer is not said to be gone: a rank, then the
+ * leader. */
+static void some_end_when_invited(void)
+{
+    struct r2_agree *a;
+
+    ops.invited = on_invited;
+    a = meet();
+    if (me == 0)
+        CHECK_EQ(r2_agree_invite(a), 0);
+    AWAIT(atomic_load(&invitations));
+    atomic_fetch_add(&sh->ready, 1);
+    AWAIT(atomic_load(&sh->ready) >= 2 * processes);
+    if (me == 1)
+        return;
+    offers(a);
+    STAYS_MS(me ? 6000 : 3000, atomic_load(&gone) == 0);
+    if (me)
+        r2_agree_destroy(a);
+}
+
+TEST(a_rank_dies_before_it_offers)
+{
+    run_processes(4, last_dies);
+}
+
+TEST(the_leader_dies_before_it_offers)
+{
+    run_processes(3, one_dies);
+}
+
+TEST(a_stopped_rank_is_awaited)
+{
+    run_processes(3, one_stops);
+}
+
+TEST(a_rank_without_power_is_awaited)
+{
+    run_processes(3, one_loses_power);
+}
+
+TEST(nobody_is_gone_where_the_leader_has_invited)
+{
+    run_processes(3, some_end_when_invited);
 }
 
 TEST(all_get_all_offers)

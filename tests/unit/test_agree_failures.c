@@ -19,7 +19,7 @@ static int accept_and_kill(void *user, uint64_t epoch, const void *plan, size_t 
     if (me == 2) {
         AWAIT(atomic_load(&sh->step) == 100); /* rank 1 has promised */
         kill(sh->pids[0], SIGKILL);
-        usleep(50000);
+        AWAIT(process_ended(sh->pids[0]) && atomic_load(&sh->stuck));
         if (atomic_load(&sh->refuse)) {
             return -ENOMEM;
         }
@@ -29,9 +29,20 @@ static int accept_and_kill(void *user, uint64_t epoch, const void *plan, size_t 
     return on_accept(user, epoch, plan, len, object);
 }
 
+static bool has_promised(struct r2_agree *a)
+{
+    struct r2_agree_stats stats;
+
+    r2_agree_get_stats(a, &stats);
+    return stats.promised;
+}
+
 static void *abort_later(void *a)
 {
-    usleep(700000);
+    struct r2_agree_stats stats = {.waiting = false};
+
+    for (; !stats.waiting; await_nap())
+        r2_agree_get_stats(a, &stats);
     r2_agree_abort(a);
     return NULL;
 }
@@ -59,8 +70,10 @@ static void leader_dies(int end)
         CHECK_EQ(r2_agree_propose(a, "a pla", 5), 0);
         pause(); /* until it is killed */
     }
-    AWAIT(kill(sh->pids[0], 0) != 0 || atomic_load(&sh->step) == 100);
-    usleep(300000);
+    AWAIT(process_ended(sh->pids[0]));
+    if (me == 1 || end != SETTLED_BY_REFUSAL)
+        AWAIT(has_promised(a));
+    atomic_fetch_add(&sh->stuck, me == 1);
     before = r2_now_ns();
     if (end == ABORTED) {
         CHECK_EQ(pthread_create(&thread, NULL, abort_later, a), 0);
@@ -175,16 +188,21 @@ static void attack(const uint8_t id[R2_AGREE_ID])
                 (uint32_t)check_below(sizeof(noise)));
         }
         await_nap(); /* while the ranks change their plan */
+        atomic_fetch_add(&sh->off, 1);
         if (i % 8 != 5) {
             close(fd); /* some hold on */
         }
     }
 }
 
-/* The proposal stays open long enough for somebody to meddle. */
+/* The proposal stays open long enough for somebody to meddle: `off` counts what the outsider did.
+ */
 static int accept_slowly(void *user, uint64_t epoch, const void *plan, size_t len, void **object)
 {
-    usleep(me == 1 ? 200000 : 0);
+    int off = atomic_load(&sh->off);
+
+    if (me == 1)
+        AWAIT(atomic_load(&sh->off) >= off + 20 || atomic_load(&sh->stuck) == 2);
     return on_accept(user, epoch, plan, len, object);
 }
 
@@ -250,7 +268,9 @@ static void pose(const uint8_t id[R2_AGREE_ID])
 
         r2_agree_hello_encode(hello, &h);
         say(other, R2_FRAME_HELLO, none, hello, sizeof(hello));
-        usleep(20000); /* it is heard */
+        shutdown(other, SHUT_WR);
+        while (recv(other, told, sizeof(told), 0) > 0)
+            ; /* until it was heard, and that it has ended */
         close(other);
     }
     close(fd);

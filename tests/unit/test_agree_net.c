@@ -241,7 +241,7 @@ static void no_descriptors(void)
         atomic_store(&sh->step, 1);
         AWAIT(atomic_load(&sh->step) == 2);
         clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
-        usleep(1500000);
+        pause_us(1500000);
         clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
         spent =
             (double)(after.tv_sec - before.tv_sec) + (double)(after.tv_nsec - before.tv_nsec) / 1e9;
@@ -251,7 +251,6 @@ static void no_descriptors(void)
     } else {
         AWAIT(atomic_load(&sh->step) == 1);
         CHECK_EQ(operate(a, 0, &epoch), 0);
-        usleep(100000);
         atomic_store(&sh->step, 2);
     }
     AWAIT(state_of(a) == R2_AGREE_READY);
@@ -316,6 +315,32 @@ static void one_comes_after_the_word(void)
 static void wait_for_answers(uint64_t ns)
 {
     ((struct r2_settings *)(uintptr_t)r2_settings_get())->agree_timeout_ns = ns;
+}
+
+/* Rank 0, whose process made the id, ends before it has registered. */
+static void maker_ends(void)
+{
+    struct r2_agree *a;
+    uint8_t id[R2_AGREE_ID];
+    uint64_t epoch;
+
+    get_id(id);
+    atomic_fetch_add(&sh->step, 1);
+    AWAIT(atomic_load(&sh->step) >= processes);
+    if (me == 0) {
+        return;
+    }
+    a = member(id, me, processes);
+    CHECK_EQ(operate(a, 0, &epoch), 0);
+    AWAIT(atomic_load(&sh->off) == 2);
+    CHECK_STR(sh->why, "the process that made the unique id has ended");
+    CHECK_EQ(operate(a, 0, &epoch), 0);
+    r2_agree_destroy(a);
+}
+
+TEST(maker_ends)
+{
+    run_processes(3, maker_ends);
 }
 
 TEST(missing_rank)

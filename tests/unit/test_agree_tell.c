@@ -232,6 +232,7 @@ static void leader_stands_still(void)
         return;
     }
     kill(sh->pids[0], SIGSTOP);
+    usleep(20000); /* a thread that runs stops a moment later, maybe between two it would tell */
     tell(a, ERROR);
     AWAIT(atomic_load(&sh->switched) >= processes - 2);
     kill(sh->pids[0], SIGKILL);

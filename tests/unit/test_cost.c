@@ -83,7 +83,7 @@ static void move(uint32_t size)
         sent = over(&s);
         there = over(&r);
         CHECK_LT(r2_now_ns(), until);
-        usleep(20);
+        pause_us(20);
     }
 }
 
@@ -128,11 +128,11 @@ TEST(idle)
     CHECK_SKIP_EMULATED("its processor time is the emulator's");
     begin();
     move(MSG);
-    usleep(500000); /* what is left of making the paths */
+    AWAIT(counter(&r2_eng.g->paths_up) == 4); /* two NICs, both ends: making them would count */
     cpu = r2_io_cpu_ns();
     woken = switches();
     acks = counter(&r2_eng.n->acks_sent);
-    usleep(IDLE_MS * 1000);
+    pause_us(IDLE_MS * 1000);
     cpu = r2_io_cpu_ns() - cpu;
     woken = switches() - woken;
     printf("# idle: %.3f %% of a core, %.0f wake-ups a second\n",

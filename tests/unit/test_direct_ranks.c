@@ -192,6 +192,8 @@ TEST(a_nic_fails)
     bed_run(4, -1, one_nic);
 }
 
+enum { ROUND = 2, GOES_ON = 3 }; /* steps: of rank 1; it has been stopped and goes on */
+
 /* Operations until one fails; how long that took. */
 static int until_error(struct r2_direct *d, int rank, uint64_t *took)
 {
@@ -199,6 +201,7 @@ static int until_error(struct r2_direct *d, int rank, uint64_t *took)
     int rc = 0;
 
     for (unsigned i = 0; rc == 0 && r2_now_ns() - begun < 30 * R2_NS_PER_S; i++) {
+        atomic_fetch_add(&sh->step[ROUND], rank == 1);
         bed_fill(in, rank, MOST, i);
         begun = r2_now_ns();
         rc = bed_allreduce(d, in, out, MOST, NULL);
@@ -221,9 +224,10 @@ static void one_killed(int rank)
         uint64_t number;
 
         CHECK_EQ(r2_direct_allreduce(d, &call, &number), 0);
-        usleep(2000);
+        AWAIT(atomic_load(&sh->step[0]) == 3);
         raise(SIGKILL);
     }
+    atomic_fetch_add(&sh->step[0], 1); /* they wait for it */
     CHECK_EQ(until_error(d, rank, &took), -ECONNRESET);
     CHECK_LT(took, 8 * R2_NS_PER_S);
     CHECK_EQ(bed_allreduce(d, in, out, 10, NULL), -ECONNRESET);
@@ -244,10 +248,11 @@ static void stops_me(int then)
     CHECK_GE(child, 0);
     if (child)
         return;
-    usleep(50000);
+    AWAIT(atomic_load(&sh->step[ROUND]) >= 3);
     kill(me, SIGSTOP);
-    usleep(1000000);
+    pause_us(1000000);
     kill(me, then);
+    atomic_store(&sh->step[GOES_ON], 1);
     _exit(0);
 }
 
@@ -266,11 +271,13 @@ static void one_stopped(int rank)
         uint64_t begun = r2_now_ns(), took;
 
         bed_fill(in, rank, N, i);
+        atomic_fetch_add(&sh->step[ROUND], rank == 1);
+        if (rank == 1 && i == 10) /* at the latest it is stopped here */
+            AWAIT(atomic_load(&sh->step[GOES_ON]));
         CHECK_EQ(bed_allreduce(d, in, out, N, NULL), 0);
         bed_check(out, N, i);
         took = r2_now_ns() - begun;
         longest = took > longest ? took : longest;
-        usleep(10000);
     }
     if (rank != 1)
         CHECK_GT(longest, R2_NS_PER_S / 2);
@@ -303,7 +310,7 @@ TEST(a_stopped_rank_is_killed)
 
 static void *aborts(void *d)
 {
-    usleep(20000);
+    AWAIT(atomic_load(&sh->step[1]) && thread_waits(getpid()));
     r2_direct_abort(d);
     return NULL;
 }
@@ -320,8 +327,11 @@ static void one_aborts(int rank)
         CHECK_EQ(pthread_create(&thread, NULL, aborts, d), 0);
     if (rank != 0) {
         bed_fill(in, rank, MOST, 0);
+        atomic_fetch_add(&sh->step[1], rank == 1);
         CHECK_EQ(bed_allreduce(d, in, out, MOST, NULL), rank == 1 ? -ECANCELED : -ECONNRESET);
+        atomic_fetch_add(&sh->step[2], 1);
     }
+    AWAIT(atomic_load(&sh->step[2]) == 2);
     if (rank == 1)
         pthread_join(thread, NULL);
     r2_direct_free(d);

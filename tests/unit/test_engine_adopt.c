@@ -67,7 +67,7 @@ static void tell(const struct r2_node_row *row)
         CHECK_EQ(write(other.ask, row, sizeof(*row)), sizeof(*row));
         CHECK_EQ(read(other.answer, &rc, sizeof(rc)), sizeof(rc));
         if (rc == -EAGAIN)
-            fake_sleep_ms(1);
+            fake_pass_ms(1);
     }
     CHECK_EQ(rc, 0);
 }
@@ -116,9 +116,9 @@ static void end(void)
     remote_end(&x);
     remote_end(&y);
     for (int t = 0; t < 5000 && !r2_nic_usable(0); t++) /* nobody is left whom it could ask */
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     CHECK(r2_nic_usable(0));
-    fake_sleep_ms(50);
+    fake_pass_ms(50);
 }
 
 static void fail(struct remote *r)
@@ -134,7 +134,7 @@ static bool probed(struct remote *r)
     for (int t = 0; t < 2000; t++) {
         if (fake_probe_at(r->id, 0, 0))
             return true;
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     return false;
 }
@@ -153,7 +153,7 @@ static const char *verdict_on(struct remote *r)
         pthread_mutex_unlock(&r->conn->peer->lock);
         if (text[0])
             break;
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     return text;
 }
@@ -162,7 +162,7 @@ static const char *verdict_on(struct remote *r)
 static bool goes_out(int nic)
 {
     for (int t = 0; t < REMOTE_WAIT_MS && r2_nic_usable(nic); t++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     return !r2_nic_usable(nic);
 }
 
@@ -199,7 +199,7 @@ TEST(a_pair_too_late)
     begin();
     fail(&x);
     CHECK(probed(&x));
-    fake_sleep_ms(LATE_MS);
+    fake_pass_ms(LATE_MS);
     fail(&y);
     other_finds(0, R2_FOUND_LOCAL);
     CHECK(starts(verdict_on(&x), "local NIC, as pid"));
@@ -214,10 +214,10 @@ TEST(a_late_pair_is_asked_again)
     begin();
     fail(&x);
     CHECK(probed(&x));
-    fake_sleep_ms(LATE_MS);
+    fake_pass_ms(LATE_MS);
     fail(&y);
     for (int t = 0; t < 2000 && (fake_probe_at(x.id, 0, 0) || fake_probe_at(y.id, 0, 0)); t++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     CHECK(!fake_probe_at(x.id, 0, 0) && !fake_probe_at(y.id, 0, 0));
     other_claims(0, false);
     CHECK(probed(&y));

@@ -53,9 +53,7 @@ static uint64_t open_connections(void)
 
 static void wait_connections(uint64_t n)
 {
-    for (int i = 0; i < REMOTE_WAIT_MS && open_connections() != n; i++)
-        fake_sleep_ms(1);
-    CHECK_EQ(open_connections(), n);
+    FAKE_AWAIT(REMOTE_WAIT_MS, open_connections() == n);
 }
 
 static void answer_close(struct r2_ep *ep)
@@ -267,7 +265,7 @@ TEST(told_to_who_waits)
     fake_policy(r.id, -ECONNREFUSED);
     fake_fail(a, ECONNRESET, false);
     for (int i = 0; i < REMOTE_WAIT_MS && atomic_load(&given_up) == 0; i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     CHECK_EQ(r2_engine_close(r.conn), 0);
     wait_connections(before);
     CHECK(r2_log_settle(R2_NS_PER_S));

@@ -15,7 +15,7 @@ static uint8_t data[64];
 static bool wait_forgotten(const struct remote *r)
 {
     for (int i = 0; i < FORGOTTEN_MS && remote_there(r); i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     return !remote_there(r);
 }
 
@@ -90,7 +90,7 @@ TEST(idle_ones_stay)
         pthread_mutex_unlock(&r.conn->peer->lock);
         if (!left)
             break;
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
         CHECK_LT(i, FORGOTTEN_MS - 1);
     }
     fake_policy(r.id, 0);
@@ -146,10 +146,8 @@ TEST(the_wait_begins_with_the_work)
     CHECK(remote_open(&r, 1));
     ep = fake_find(r.id, 0, 0, 0);
     atomic_store(&ep->silent, true);
-    for (int i = 0; i < REMOTE_WAIT_MS && !remote_suspect(&r); i++)
-        fake_sleep_ms(1);
-    CHECK(remote_suspect(&r));
-    fake_sleep_ms(1500);
+    FAKE_AWAIT(REMOTE_WAIT_MS, remote_suspect(&r));
+    fake_pass_ms(1500);
     t0 = r2_now_ns();
     CHECK_EQ(r2_engine_irecv(r.conn, sink, sizeof(sink), 0, NULL, &req), 0);
     CHECK_EQ(remote_test(req, 20000, NULL), -ETIMEDOUT);
@@ -174,7 +172,7 @@ TEST(while_a_question_is_out)
         CHECK_EQ(r2_engine_irecv(r[i].conn, data, sizeof(data), 0, NULL, &req), 0);
         fake_fail(fake_find(r[i].id, 0, 0, 0), ECONNRESET, false);
         for (int ms = 0; ms < REMOTE_WAIT_MS && !(probe = fake_probe(r[i].id)); ms++)
-            fake_sleep_ms(1);
+            fake_pass_ms(1);
         CHECK(probe);
         CHECK_EQ(r2_engine_close(r[i].conn), 0);
         r2_engine_close_listen(r[i].listen);

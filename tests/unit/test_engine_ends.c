@@ -227,7 +227,7 @@ static int attempts(int ms, bool reached)
                 atomic_store(&ep->connected, reached);
         }
         pthread_mutex_unlock(&fake_all_lock);
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     return fake_count(r.id);
 }
@@ -348,7 +348,7 @@ static void process_gone(void)
         r2_peer_unlock(r.conn->peer);
         if (gone)
             return;
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     CHECK(false);
 }
@@ -370,7 +370,7 @@ TEST(given_up_is_forgotten)
     r2_engine_close(failed);
     for (int ms = 0; ms < REMOTE_WAIT_MS && !memcmp(handle, r.handle, sizeof(handle)); ms++) {
         CHECK_EQ(r2_engine_connect(ctx, 0, handle, &again), 0);
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     CHECK(memcmp(handle, r.handle, sizeof(handle))); /* it has its connection's number now */
     r.conn = NULL;
@@ -450,10 +450,10 @@ TEST(receiver_closes_late)
             CHECK_EQ(r2_engine_close(r.conn), 0);
         r2_engine_close_listen(r.listen);
         for (int ms = 0; ms < 1000 && open_now() > before; ms++)
-            fake_sleep_ms(1);
+            fake_pass_ms(1);
         CHECK_EQ(open_now(), before);
         asked = fake_count(r.id); /* before it closed, it may have looked for the sender */
-        fake_sleep_ms(500);
+        fake_pass_ms(500);
         CHECK_EQ(fake_count(r.id), asked);
         fake_forget(r.id);
     }

@@ -92,15 +92,8 @@ static size_t plausible(uint8_t type, uint8_t *body)
         PUT((struct r2_msg_probe){.round = strange(), .near = some_nic(), .far = some_nic()});
     else if (type == R2_F_PROBE_RESULT)
         PUT((struct r2_msg_probe_result){.round = strange(), .carrier = (uint8_t)strange()});
-    else if (type == R2_F_VERDICT)
-        PUT((struct r2_msg_verdict){.nic = some_nic(),
-                                    .other = some_nic(),
-                                    .kind = (uint32_t)check_below(8),
-                                    .number = (uint32_t)strange()});
     else if (type == R2_F_HEARD)
-        PUT((struct r2_msg_heard){.type = check_below(2) ? R2_F_NIC : R2_F_VERDICT,
-                                  .nic = (uint8_t)check_below(20),
-                                  .number = (uint32_t)strange()});
+        PUT((struct r2_msg_heard){.nic = (uint8_t)check_below(20), .number = (uint32_t)strange()});
 #undef PUT
     return len;
 }

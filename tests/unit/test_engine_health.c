@@ -79,10 +79,10 @@ TEST(ramp_in_the_engine)
         if (!last)
             CHECK_LT(now, 700);
         last = now;
-        fake_sleep_ms(5);
+        fake_pass_ms(5);
     }
     CHECK_EQ(health_of(0), R2_HEALTH_HEALTHY);
-    fake_sleep_ms(60);
+    fake_pass_ms(60);
     CHECK_EQ(weight_of(0), 1000);
     remote_end(&r);
 }
@@ -101,7 +101,7 @@ TEST(trouble_in_the_ramp)
     post(MSG);
     atomic_store(&back->silent, true);
     for (int i = 0; i < REMOTE_WAIT_MS && since_of(0) == began; i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     CHECK_GT(since_of(0), began);
     CHECK_EQ(health_of(0), R2_HEALTH_RAMPING);
     remote_end(&r);
@@ -135,21 +135,21 @@ TEST(drained_by_the_peer)
     CHECK_EQ(remote_word(ep[1], 0, R2_NIC_DRAINED, 1000, 3), 0);
     CHECK_EQ(health_of(0), R2_HEALTH_DRAINED);
     CHECK(!fake_next(ep[0], &more));
-    fake_sleep_ms(150);
+    fake_pass_ms(150);
     CHECK(!atomic_load(&ep[0]->is_shut)); /* a chunk is under way */
     CHECK(fake_chunk_sent(ep[0], &b));
-    fake_sleep_ms(100);
+    fake_pass_ms(100);
     CHECK(!atomic_load(&ep[0]->is_shut)); /* and not acknowledged */
     CHECK_EQ(remote_ack_range(ep[1], &r, b.seq, b.offset, b.len), 0);
     fake_pull(ep[0]);
     for (int i = 0; i < REMOTE_WAIT_MS && !atomic_load(&ep[0]->is_shut); i++) {
         fake_pull(ep[0]);
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     CHECK(atomic_load(&ep[0]->is_shut));
     CHECK(fake_next(ep[1], &more)); /* the other path goes on */
     CHECK_EQ(health_of(0), R2_HEALTH_DRAINED);
-    fake_sleep_ms(300);
+    fake_pass_ms(300);
     CHECK_EQ(remote_state(&r, 0), R2_PATH_WAIT); /* nobody tries it */
     CHECK_EQ(remote_word(ep[1], 0, R2_NIC_USABLE, 1000, 4), 0);
     back = remote_path(&r, 0, ep[0]->params.gen);
@@ -183,7 +183,7 @@ TEST(failed_is_probed)
     CHECK(next);
     CHECK_EQ(remote_word(ep[1], 0, R2_NIC_DOWN, 1000, 4), 0);
     CHECK(remote_wait_flag(&next->is_shut));
-    fake_sleep_ms(1300);
+    fake_pass_ms(1300);
     CHECK_EQ(remote_state(&r, 0), R2_PATH_WAIT);
     remote_end(&r);
 }
@@ -220,7 +220,7 @@ static void damped(void)
         fake_fail(e, ECONNRESET, false);
     }
     CHECK_EQ(health_of(0), R2_HEALTH_DAMPED);
-    fake_sleep_ms(300);
+    fake_pass_ms(300);
     CHECK_EQ(remote_state(&r, 0), R2_PATH_WAIT);
     CHECK_EQ(health_of(0), R2_HEALTH_DAMPED);
 }
@@ -405,7 +405,7 @@ TEST(loss_is_no_matter_of_packets)
 
     begin(true);
     small_after_large(60);
-    fake_sleep_ms(300); /* heartbeats */
+    fake_pass_ms(300); /* heartbeats */
     CHECK(!warned_of_packets());
     fake_fail(ep[0], ECONNRESET, false);
     back = again(0, ep[0]->params.gen);
@@ -417,9 +417,7 @@ TEST(small_packets_alone_arrive)
 {
     begin(true);
     small_after_large(0);
-    for (int i = 0; i < 5000 && !warned_of_packets(); i++)
-        fake_sleep_ms(1);
-    CHECK(warned_of_packets());
+    FAKE_AWAIT(5000, warned_of_packets());
     remote_end(&r);
 }
 

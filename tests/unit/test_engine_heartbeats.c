@@ -34,7 +34,7 @@ static uint64_t beats_in(int nic, unsigned ms)
 {
     uint64_t before = beats(nic);
 
-    fake_sleep_ms(ms);
+    fake_pass_ms(ms);
     return beats(nic) - before;
 }
 
@@ -76,7 +76,7 @@ TEST(calm_paths_are_asked_seldom)
     CHECK_LE(beats_in(0, 5 * BEAT_MS), 2); /* the other one is as calm as before */
     CHECK_EQ(remote_ack_range(ep[1], &r, b.seq, b.offset, b.len), 0);
     CHECK_GE(beats_in(1, 8 * BEAT_MS), 4); /* it may be used again in a moment */
-    fake_sleep_ms(6 * BEAT_MS);
+    fake_pass_ms(6 * BEAT_MS);
     CHECK_LE(beats_in(1, SELDOM_MS), 2);
     remote_end(&r);
 }
@@ -93,7 +93,7 @@ TEST(frames_count)
     CHECK_EQ(r2_out_frame(path_of(1), R2_F_CLOSE, &m, sizeof(m), NULL, 0), 0);
     r2_peer_unlock(path_of(1)->peer);
     for (int i = 0; i < 5 * BEAT_MS && beats(1) == n; i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     CHECK_GT(beats(1), n);
     remote_end(&r);
 }
@@ -115,13 +115,12 @@ TEST(calm_paths_go_together)
 
     begin();
     use(1, &b);
-    fake_sleep_ms(3 * BEAT_MS);
+    fake_pass_ms(3 * BEAT_MS);
     CHECK_EQ(remote_ack_range(ep[1], &r, b.seq, b.offset, b.len), 0);
-    for (int i = 0; i < 4 * SELDOM_MS && !together(); i++)
-        fake_sleep_ms(1);
-    CHECK(together());
+    fake_pass_ms(14 * BEAT_MS); /* until then it is asked as if it were in use */
+    FAKE_AWAIT(4 * SELDOM_MS, together());
     for (int i = 0; i < 5; i++) { /* and stay so */
-        fake_sleep_ms(SELDOM_MS / 4);
+        fake_pass_ms(SELDOM_MS / 4);
         CHECK(together());
     }
     remote_end(&r);
@@ -136,7 +135,7 @@ TEST(silence_in_use)
 
     begin();
     use(1, &b);
-    fake_sleep_ms(BEAT_MS);
+    fake_pass_ms(BEAT_MS);
     from = r2_now_ns();
     atomic_store(&ep[1]->silent, true);
     CHECK(remote_wait_flag(&ep[1]->is_shut));
@@ -153,10 +152,10 @@ TEST(silent_before_it_is_used)
     uint64_t n, from;
 
     begin();
-    fake_sleep_ms(12 * BEAT_MS);
+    fake_pass_ms(12 * BEAT_MS);
     n = beats(1);
     for (int i = 0; i < 2 * SELDOM_MS && beats(1) == n; i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     CHECK_GT(beats(1), n);
     atomic_store(&ep[1]->silent, true);
     from = r2_now_ns();
@@ -175,21 +174,19 @@ TEST(old_answers_prove_nothing)
 
     begin();
     use(1, &b);
-    fake_sleep_ms(BEAT_MS);
+    fake_pass_ms(BEAT_MS);
     for (int i = 0; i < 2; i++)
         atomic_store(&ep[i]->silent, true);
     for (int i = 0; i < 3 * SELDOM_MS && !remote_suspect(&r); i++) {
         CHECK(!atomic_load(&ep[0]->is_shut) && !atomic_load(&ep[1]->is_shut));
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     CHECK(remote_suspect(&r));
     for (int i = 0; i < 2; i++) {
         CHECK(!atomic_load(&ep[i]->is_shut));
         atomic_store(&ep[i]->silent, false);
     }
-    for (int i = 0; i < REMOTE_WAIT_MS && remote_suspect(&r); i++)
-        fake_sleep_ms(1);
-    CHECK(!remote_suspect(&r));
+    FAKE_AWAIT(REMOTE_WAIT_MS, !remote_suspect(&r));
     remote_end(&r);
 }
 

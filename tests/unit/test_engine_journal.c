@@ -81,7 +81,7 @@ TEST(every_change)
     remote_new(&r, true, 2);
     CHECK(remote_open(&r, 2));
     path = fake_find(r.id, 1, 1, 0)->params.owner;
-    fake_sleep_ms(200); /* what comes with the beginning has been told */
+    fake_pass_ms(200); /* what comes with the beginning has been told */
     r2_peer_lock(path->peer);
     for (int s = 0; s < R2_HEALTH_STATES; s++) {
         for (int e = 0; e < R2_HEALTH_EVENTS; e++)
@@ -256,7 +256,7 @@ static void doubt(int nic, bool begins)
     atomic_store(&r2_eng.nic_state[nic].census[R2_CENSUS_LOST], begins);
     seen.suspect = !begins;
     for (int i = 0; i < 2000 && seen.suspect != begins; i++) {
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
         CHECK(remote_command(see, nic));
     }
     CHECK_EQ(seen.suspect, begins);
@@ -301,7 +301,7 @@ static uint64_t shown_in_flight(const struct r2_path *path)
 static bool in_flight(const struct r2_path *path, bool some)
 {
     for (int i = 0; i < 2000 && (shown_in_flight(path) > 0) != some; i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     return (shown_in_flight(path) > 0) == some;
 }
 
@@ -327,7 +327,7 @@ TEST(unconfirmed_bytes)
         CHECK(fake_chunk_sent(a, &chunk));
     CHECK(in_flight(path, true));
     fake_fail(a, ECONNRESET, false);
-    fake_sleep_ms(300); /* several looks at it */
+    fake_pass_ms(300); /* several looks at it */
     CHECK(in_flight(path, true));
     CHECK_EQ(remote_fenced(b, a), 0);
     CHECK(in_flight(path, false));

@@ -150,7 +150,7 @@ TEST(stranded_memory)
     CHECK(fake_up(tcp));
     for (int i = 0; i < 1000 && sum < MSG; i++) {
         sum += carry(tcp, a, 7); /* sockets do not look at the key */
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     CHECK_EQ(sum, MSG);
     CHECK_EQ(remote_test(req, 100, NULL), 1);
@@ -177,7 +177,7 @@ TEST(last_resort_and_back)
     CHECK_EQ(cts(tcp, 0, 0x10000, 7, 8), 0);
     for (int i = 0; i < 1000 && sum < MSG; i++) {
         sum += carry(tcp, tcp, 7);
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     CHECK_EQ(sum, MSG);
     CHECK_EQ(remote_test(req, 100, NULL), 1);
@@ -186,13 +186,13 @@ TEST(last_resort_and_back)
     CHECK(again && again != a);
     CHECK(fake_up(again));
     CHECK(remote_prove(&r, again));
-    fake_sleep_ms(150); /* the planner's turn */
+    fake_pass_ms(150); /* the planner's turn */
     req = isend(mr);
     CHECK_EQ(cts(again, 1, 0x10000, 7, 8), 0);
     CHECK_EQ(carry(tcp, again, 7), 0);
     for (int i = 0; i < 1000 && sum < 2 * MSG; i++) {
         sum += carry(again, again, 7);
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     CHECK_EQ(sum, 2 * MSG);
     CHECK_EQ(remote_test(req, 100, NULL), 1);
@@ -430,7 +430,7 @@ TEST(fence_marks_who_waits)
 static bool alone_within(struct r2_ep *ep, int ms)
 {
     for (int t = 0; t < ms && !fake_alone(ep); t++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     return fake_alone(ep);
 }
 

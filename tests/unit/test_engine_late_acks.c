@@ -48,7 +48,7 @@ static void said_soon(void)
             fake_pull(eps[k]);
             fake_sent(eps[k]);
         }
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     CHECK(!unsaid);
 }
@@ -87,7 +87,7 @@ TEST(all_are_said)
         CHECK_EQ(remote_test(req, 1000, NULL), 1);
         check_message(s);
         if (check_random() % 8 == 0)
-            fake_sleep_ms(1);
+            fake_pass_ms(1);
     }
     hear_all(a, 100);
     said_soon();
@@ -160,7 +160,7 @@ TEST(unsaid)
     CHECK_EQ(remote_test(req, 0, NULL), 1);
     CHECK(r2_acks_unsaid());
     CHECK_GE(remote_hear(a, R2_F_ACK, NULL, 0), 0);
-    fake_sleep_ms(20);
+    fake_pass_ms(20);
     CHECK(r2_acks_unsaid());
     said_soon();
     req = irecv(place(1), SIZE);
@@ -193,7 +193,7 @@ TEST(held)
         r2_peer_lock(path->peer);
         still = path->outbox.due > R2_OUT_NOW; /* another frame may have taken it along */
         r2_peer_unlock(path->peer);
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     CHECK(!unsaid || !still);
     r2_peer_lock(path->peer);

@@ -24,9 +24,7 @@ static struct r2_req *reqs[MESSAGES];
 
 static void nothing_limits(void)
 {
-    for (int ms = 0; ms < 1000 && r2_pause_limited(r2_now_ns()); ms++)
-        fake_sleep_ms(1);
-    CHECK(!r2_pause_limited(r2_now_ns()));
+    FAKE_AWAIT(1000, !r2_pause_limited(r2_now_ns()));
 }
 
 /* Of the bed's peer, since it began. Whether that still holds is a matter of 20 ms. */
@@ -386,7 +384,7 @@ TEST(marked)
         CHECK(fake_done(ep, &c));
         CHECK_EQ(limited(), marked);
     }
-    fake_sleep_ms(10);
+    fake_pass_ms(10);
     said = atomic_load(&r.conn->peer->limited_until);
     CHECK_EQ(fake_claim(ep, &c), 1); /* is here already: says nothing */
     CHECK_EQ(atomic_load(&r.conn->peer->limited_until), said);

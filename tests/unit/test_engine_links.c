@@ -71,7 +71,8 @@ TEST(goes_on)
     }
     asked = look(&kernel.links);
     /* Each NIC is looked at again meanwhile, while the kernel is busy. */
-    STAYS_MS(2000, look(&kernel.inside) == 1 && look(&kernel.links) == asked && link_is(true));
+    fake_pass_ms(2000);
+    CHECK(look(&kernel.inside) == 1 && look(&kernel.links) == asked && link_is(true));
     set(&kernel.hold_questions, false);
     wait_for(&kernel.links, asked + 2);
     remote_end(&r);
@@ -399,8 +400,7 @@ static bool asked_without_carrier(uint64_t round)
     return result.carrier == R2_CARRIER_DOWN && result.seen == 0;
 }
 
-/* Without a thread for them questions are put all the same, and others know that the I/O thread may
- * be away. */
+/* Without a thread for them questions are put all the same. */
 TEST(no_thread)
 {
     const char *self = "/proc/self/exe";
@@ -440,14 +440,6 @@ TEST(carrier_is_asked_for)
     remote_end(&r);
 }
 
-static atomic_bool awake;
-
-static void is_awake(int unused)
-{
-    (void)unused;
-    atomic_store(&awake, r2_io_awake(r2_io_at(0)));
-}
-
 static void asks_itself(void)
 {
     set(&kernel.up, false);
@@ -455,10 +447,7 @@ static void asks_itself(void)
     settle();
     set(&kernel.hold_questions, true);
     wait_for(&kernel.inside, 1);
-    CHECK(!r2_io_awake(r2_io_at(0)));
     set(&kernel.hold_questions, false);
-    CHECK(remote_command(is_awake, 0));
-    CHECK(atomic_load(&awake));
     CHECK_GT(atomic_load(&refused), 0);
 }
 

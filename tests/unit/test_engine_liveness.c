@@ -221,7 +221,7 @@ TEST(gone_while_one_asks)
         CHECK_EQ(r2_engine_close(r.conn), 0);
         r2_engine_close_listen(r.listen);
         for (int ms = 0; ms < REMOTE_WAIT_MS && remote_there(&r); ms++)
-            fake_sleep_ms(1);
+            fake_pass_ms(1);
         CHECK(!remote_there(&r) && !trial(0) && !trial(1));
     }
     CHECK(out);
@@ -273,7 +273,7 @@ TEST(every_nic_is_asked)
     for (int i = 0; i < REMOTE_WAIT_MS && !(e = trial_of(0, 1)); i++) {
         if (trial(0))
             end_trial(trial(0), ECONNREFUSED);
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     CHECK(e);
     remote_end(&r);
@@ -341,7 +341,7 @@ TEST(some_questions_are_patient)
             out[i] = e;
             since[i] = now;
         }
-        fake_sleep_ms(2);
+        fake_pass_ms(2);
     }
     CHECK_GE(longest, 1500 * R2_NS_PER_MS);
     CHECK_GE(asked, 8); /* 12 on a machine with time; one after the other: 6 */
@@ -368,7 +368,7 @@ TEST(patience_keeps_no_other)
         since = e == was ? since : now;
         was = e;
         both = e && now - since > 400 * R2_NS_PER_MS && trial_of(0, 1);
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     CHECK(both);
     CHECK_EQ(remote_test(req, 0, NULL), 0);
@@ -393,7 +393,7 @@ TEST(the_patient_one_is_waited_for)
             now = r2_now_ns();
             since = e == was ? since : now;
             was = e;
-            fake_sleep_ms(1);
+            fake_pass_ms(1);
         }
         CHECK(e);
         r2_peer_lock(r.conn->peer);

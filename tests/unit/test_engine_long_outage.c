@@ -51,7 +51,7 @@ static void forward(uint64_t to)
     uint64_t now = r2_now_ns();
 
     if (to > now)
-        atomic_fetch_add(&added, to - now);
+        add_time(to - now);
 }
 
 /* `nics` paths are lost, and nobody is found by connecting. */

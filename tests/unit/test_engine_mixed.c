@@ -39,7 +39,7 @@ static struct r2_ep *pair(int lnic, int rnic, int via)
     struct r2_ep *ep = pair_now(lnic, rnic, via);
 
     for (int ms = 0; ms < REMOTE_WAIT_MS && !ep; ms++) {
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
         ep = pair_now(lnic, rnic, via);
     }
     CHECK_MSG(ep, "nothing joins NIC %d to %d by transport %d", lnic, rnic, via);
@@ -150,7 +150,7 @@ static void begin_ramped(struct r2_ep *ep)
         r2_peer_unlock(path->peer);
         if (free)
             return;
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     CHECK_MSG(false, "it does not get its full weight");
 }
@@ -186,7 +186,7 @@ TEST(one_end_is_mixed)
         begin(end ? 2 : 0, end ? 0 : 2);
         tcp = pair(1, 1, R2_VIA_TCP);
         serves(tcp);
-        fake_sleep_ms(100);
+        fake_pass_ms(100);
         CHECK(!spare(tcp));
         CHECK(!pair_now(0, 0, R2_VIA_TCP) && !pair_now(0, 1, R2_VIA_TCP));
         remote_end(&r);
@@ -198,7 +198,7 @@ TEST(nobody_is_mixed)
 {
     begin(0, 0);
     serves(pair(1, 1, R2_VIA_VERBS));
-    fake_sleep_ms(150);
+    fake_pass_ms(150);
     for (int pairs = 0; pairs < 4; pairs++)
         CHECK(!pair_now(pairs & 1, pairs >> 1, R2_VIA_TCP));
     remote_end(&r);
@@ -266,14 +266,12 @@ TEST(last_resort_and_back)
     fake_fail(rdma, EIO, false);
     resort = pair(0, 0, R2_VIA_TCP);
     serves(resort);
-    fake_sleep_ms(50);
+    fake_pass_ms(50);
     CHECK(!spare(resort) && !spare(tcp));
     back = pair(0, 0, R2_VIA_VERBS);
     CHECK(back != rdma);
     serves(back);
-    for (int ms = 0; ms < REMOTE_WAIT_MS && !spare(resort); ms++)
-        fake_sleep_ms(1);
-    CHECK(spare(resort));
+    FAKE_AWAIT(REMOTE_WAIT_MS, spare(resort));
     CHECK(!spare(tcp));
     CHECK(!atomic_load(&tcp->is_shut));
     remote_end(&r);

@@ -40,7 +40,7 @@ static int words_in(int ms, int nic, struct r2_msg_nic *last, int *each)
     while (r2_now_ns() < end) {
         for (int i = 0; i < 2; i++)
             n[i] += words(ep[i], nic, last);
-        fake_sleep_ms(2);
+        fake_pass_ms(2);
     }
     if (each)
         memcpy(each, n, sizeof(n));
@@ -54,14 +54,14 @@ static bool hear_word(int nic, enum r2_nic_word word, struct r2_msg_nic *m)
             if (words(ep[k], nic, m) && m->word == word)
                 return true;
         }
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     return false;
 }
 
-static int say_heard(struct r2_ep *e, uint8_t type, int nic, uint32_t number)
+static int say_heard(struct r2_ep *e, int nic, uint32_t number)
 {
-    struct r2_msg_heard m = {.type = type, .nic = (uint8_t)nic, .number = number};
+    struct r2_msg_heard m = {.nic = (uint8_t)nic, .number = number};
 
     return fake_ctrl(e, R2_F_HEARD, &m, sizeof(m));
 }
@@ -70,7 +70,7 @@ static int say_heard(struct r2_ep *e, uint8_t type, int nic, uint32_t number)
 static void hear_all(struct r2_ep *e)
 {
     for (int i = 0; i < 2; i++)
-        CHECK_EQ(say_heard(e, R2_F_NIC, i, epoch_of(i)), 0);
+        CHECK_EQ(say_heard(e, i, epoch_of(i)), 0);
     remote_forget(ep[0]);
     remote_forget(ep[1]);
 }
@@ -81,9 +81,9 @@ static void start(bool out)
     hear_all(ep[1]);
 }
 
-static bool heard(struct r2_ep *e, uint8_t type, struct r2_msg_heard *m)
+static bool heard(struct r2_ep *e, struct r2_msg_heard *m)
 {
-    return remote_hear(e, R2_F_HEARD, m, sizeof(*m)) >= 0 && m->type == type;
+    return remote_hear(e, R2_F_HEARD, m, sizeof(*m)) >= 0;
 }
 
 static void give_back(void)
@@ -109,13 +109,13 @@ TEST(lost_words)
     CHECK(n >= 5 && n <= 9);
     CHECK(each[0] >= 2 && each[1] >= 2);
     CHECK_EQ(m.epoch, epoch_of(0));
-    CHECK_EQ(say_heard(ep[1], R2_F_NIC, 0, m.epoch), 0);
+    CHECK_EQ(say_heard(ep[1], 0, m.epoch), 0);
     words_in(5, 0, &m, NULL);
     CHECK_EQ(words_in(QUIET_MS, 0, &m, NULL), 0);
     fake_fail(ep[1], ECONNRESET, false);
     next = remote_path(&r, 1, ep[1]->params.gen);
     CHECK(next);
-    fake_sleep_ms(200);
+    fake_pass_ms(200);
     CHECK_EQ(words(next, 0, &m), 0);
     CHECK_EQ(words(ep[0], 0, &m), 0);
     remote_end(&r);
@@ -131,12 +131,12 @@ TEST(lost_answer)
     r2_nicstate_announce(0);
     CHECK(hear_word(0, R2_NIC_USABLE, &m));
     fake_fail(ep[1], ECONNRESET, false);
-    CHECK(say_heard(ep[1], R2_F_NIC, 0, m.epoch) <= 0); /* of a dead generation: not believed */
+    CHECK(say_heard(ep[1], 0, m.epoch) <= 0); /* of a dead generation: not believed */
     CHECK(words(ep[0], 0, &m) > 0);
     CHECK_EQ(m.epoch, epoch_of(0));
-    CHECK_EQ(say_heard(ep[0], R2_F_NIC, 0, m.epoch), 0);
+    CHECK_EQ(say_heard(ep[0], 0, m.epoch), 0);
     remote_forget(ep[0]);
-    fake_sleep_ms(QUIET_MS);
+    fake_pass_ms(QUIET_MS);
     CHECK_EQ(words(ep[0], 0, &m), 0);
     remote_end(&r);
 }
@@ -154,12 +154,12 @@ TEST(newer_words)
     CHECK(remote_command(remote_undrain, 0));
     CHECK(hear_word(0, R2_NIC_USABLE, &m));
     CHECK(m.epoch > first.epoch);
-    CHECK_EQ(say_heard(ep[1], R2_F_NIC, 0, first.epoch), 0);
+    CHECK_EQ(say_heard(ep[1], 0, first.epoch), 0);
     CHECK(words_in(QUIET_MS, 0, &m, NULL) > 0);
     CHECK_EQ(m.epoch, epoch_of(0));
     CHECK_EQ(m.word, R2_NIC_USABLE);
-    CHECK_EQ(say_heard(ep[1], R2_F_NIC, 0, m.epoch), 0);
-    CHECK_EQ(say_heard(ep[1], R2_F_NIC, 0, first.epoch), 0); /* overtaken */
+    CHECK_EQ(say_heard(ep[1], 0, m.epoch), 0);
+    CHECK_EQ(say_heard(ep[1], 0, first.epoch), 0); /* overtaken */
     words_in(5, 0, &m, NULL);
     CHECK_EQ(words_in(QUIET_MS, 0, &m, NULL), 0);
     remote_end(&r);
@@ -179,15 +179,15 @@ TEST(no_path_meanwhile)
     fake_fail(ep[0], ECONNRESET, false);
     fake_fail(ep[1], ECONNRESET, false);
     r2_nicstate_announce(0);
-    fake_sleep_ms(300);
+    fake_pass_ms(300);
     next = remote_path(&r, 1, ep[1]->params.gen);
     CHECK(next);
     for (int i = 0; i < 1000 && !words(next, 0, &m); i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     CHECK_EQ(m.epoch, epoch_of(0));
     fake_fail(next, ECONNRESET, false);
     remote_end(&r); /* unheard */
-    fake_sleep_ms(300);
+    fake_pass_ms(300);
 }
 
 /* A peer that is made anew has heard nothing: it is told what there is once, and no more. */
@@ -213,20 +213,20 @@ TEST(answered)
 
     start(true);
     CHECK_EQ(remote_word(ep[1], 0, R2_NIC_DRAINED, 1000, 5), 0);
-    CHECK(heard(ep[1], R2_F_NIC, &m));
+    CHECK(heard(ep[1], &m));
     CHECK(m.nic == 0 && m.number == 5);
     CHECK_EQ(health_of(0), R2_HEALTH_DRAINED);
     since = since_of(0);
     CHECK_EQ(remote_word(ep[1], 0, R2_NIC_DRAINED, 1000, 5), 0);
-    CHECK(heard(ep[1], R2_F_NIC, &m));
+    CHECK(heard(ep[1], &m));
     CHECK(m.nic == 0 && m.number == 5);
     CHECK_EQ(remote_word(ep[1], 0, R2_NIC_USABLE, 1000, 4), 0);
-    CHECK(heard(ep[1], R2_F_NIC, &m));
+    CHECK(heard(ep[1], &m));
     CHECK(m.nic == 0 && m.number == 5);
     CHECK_EQ(health_of(0), R2_HEALTH_DRAINED);
     CHECK_EQ(since_of(0), since);
     CHECK_EQ(remote_word(ep[1], 7, R2_NIC_DOWN, 1000, 4), 0); /* one without an address */
-    CHECK(heard(ep[1], R2_F_NIC, &m));
+    CHECK(heard(ep[1], &m));
     CHECK(m.nic == 7 && m.number == 4);
     CHECK_EQ(remote_word(ep[1], R2_MAX_NICS, R2_NIC_DOWN, 1000, 4), -EPROTO);
     remote_end(&r);
@@ -240,7 +240,7 @@ TEST(answered_elsewhere)
     start(true);
     post(MSG);
     CHECK_EQ(remote_word(ep[1], 1, R2_NIC_DOWN, 1000, 5), 0);
-    CHECK(heard(ep[0], R2_F_NIC, &m));
+    CHECK(heard(ep[0], &m));
     CHECK(m.nic == 1 && m.number == 5);
     remote_end(&r);
 }
@@ -257,13 +257,13 @@ TEST(crossing)
     CHECK_EQ(remote_word(ep[0], 1, R2_NIC_DRAINED, 1000, 5), 0);
     fake_fail(ep[0], ECONNRESET, false); /* with its word, or its answer, or both */
     CHECK_EQ(remote_word(ep[1], 1, R2_NIC_DRAINED, 1000, 5), 0);
-    CHECK(heard(ep[1], R2_F_NIC, &h));
+    CHECK(heard(ep[1], &h));
     CHECK(h.nic == 1 && h.number == 5);
     CHECK(hear_word(0, R2_NIC_DRAINED, &m));
-    CHECK_EQ(say_heard(ep[1], R2_F_NIC, 0, m.epoch), 0);
+    CHECK_EQ(say_heard(ep[1], 0, m.epoch), 0);
     CHECK_EQ(health_of(1), R2_HEALTH_DRAINED);
     words(ep[1], 0, &m);
-    fake_sleep_ms(QUIET_MS);
+    fake_pass_ms(QUIET_MS);
     CHECK_EQ(words(ep[1], 0, &m), 0);
     give_back();
 }
@@ -272,12 +272,10 @@ TEST(crossing)
 TEST(strange_answers)
 {
     start(true);
-    CHECK_EQ(say_heard(ep[1], R2_F_NIC, 0, epoch_of(0) + 1), -EPROTO);
-    CHECK_EQ(say_heard(ep[1], R2_F_NIC, 0, UINT32_MAX), -EPROTO);
-    CHECK_EQ(say_heard(ep[1], R2_F_NIC, 2, 0), -EPROTO);
-    CHECK_EQ(say_heard(ep[1], R2_F_NIC, 255, 0), -EPROTO);
-    CHECK_EQ(say_heard(ep[1], R2_F_VERDICT, 0, 1000), -EPROTO);
-    CHECK_EQ(say_heard(ep[1], R2_F_DOWN, 0, 0), -EPROTO);
+    CHECK_EQ(say_heard(ep[1], 0, epoch_of(0) + 1), -EPROTO);
+    CHECK_EQ(say_heard(ep[1], 0, UINT32_MAX), -EPROTO);
+    CHECK_EQ(say_heard(ep[1], 2, 0), -EPROTO);
+    CHECK_EQ(say_heard(ep[1], 255, 0), -EPROTO);
     remote_end(&r);
 }
 
@@ -302,7 +300,7 @@ TEST(not_read)
     for (int i = 0; i < 200; i++)
         r2_nicstate_announce(0);
     CHECK_EQ(remote_word(ep[1], 0, R2_NIC_USABLE, 1000, 5), 0);
-    fake_sleep_ms(500);
+    fake_pass_ms(500);
     r2_peer_lock(path->peer);
     after = path_of(0)->outbox.len + path_of(1)->outbox.len;
     for (int i = 0; i < 2; i++)
@@ -349,96 +347,6 @@ TEST(forgiven_once)
     CHECK(remote_command(forgive, 0));
     CHECK(words_in(300, 0, &mine, NULL) >= 2);
     CHECK_EQ(mine.forgiven, (uint8_t)(was + 1));
-    remote_end(&r);
-}
-
-static int verdicts(struct r2_msg_verdict *m)
-{
-    int n = 0;
-
-    for (int i = 0; i < 2; i++) {
-        while (remote_hear_ms(ep[i], R2_F_VERDICT, m, sizeof(*m), 0) >= 0)
-            n++;
-    }
-    return n;
-}
-
-static int verdicts_in(int ms, struct r2_msg_verdict *m)
-{
-    int n = 0;
-
-    for (uint64_t end = r2_now_ns() + (uint64_t)ms * R2_NS_PER_MS; r2_now_ns() < end;) {
-        r2_tell_tick(r2_now_ns()); /* with many peers the first word waits for its turn */
-        n += verdicts(m);
-        fake_sleep_ms(2);
-    }
-    return n;
-}
-
-/* A verdict about a NIC of others: repeated until it is heard, and for 3 s at most. */
-TEST(verdicts)
-{
-    struct r2_wire_addr nic, other;
-    struct r2_msg_verdict m = {0};
-    int n;
-
-    start(true);
-    nic = remote_addr(&r, 0);
-    other = remote_addr(&r, 1);
-    r2_round_tell(&nic, &other, R2_FOUND_REMOTE, r2_now_ns());
-    CHECK(verdicts_in(1500, &m) >= 3);
-    CHECK_EQ(m.number, 1);
-    CHECK_EQ(say_heard(ep[0], R2_F_VERDICT, 0, 1), 0);
-    verdicts(&m);
-    CHECK_EQ(verdicts_in(QUIET_MS, &m), 0);
-    r2_round_tell(&other, &nic, R2_FOUND_REMOTE, r2_now_ns());
-    n = verdicts_in(3500, &m); /* twice at first, then as words about NICs */
-    CHECK_EQ(m.number, 2);
-    CHECK(n >= 4 && n <= 8);
-    CHECK_EQ(verdicts_in(QUIET_MS, &m), 0);
-    for (int i = 0; i < 3 * R2_HINTS; i++)
-        r2_round_tell(&nic, &other, R2_FOUND_REMOTE, r2_now_ns()); /* more than there is room for */
-    CHECK(verdicts_in(300, &m) > 0);
-    CHECK_EQ(say_heard(ep[0], R2_F_VERDICT, 0, m.number), 0);
-    remote_end(&r);
-}
-
-static bool hint(struct r2_path *path, uint32_t number)
-{
-    bool news;
-
-    r2_peer_lock(path->peer);
-    news = r2_nicnews_heard_hint(path, number);
-    r2_peer_unlock(path->peer);
-    return news; /* the unlock has flushed the answer */
-}
-
-/* The peer's verdicts: each is looked into once, in whatever order they come, and always answered.
- */
-TEST(verdicts_heard)
-{
-    static const struct {
-        uint32_t number;
-        bool news;
-    } order[] = {{1, true},          {1, false},         {3, true},   {2, true},    {2, false},
-                 {3, false},         {40, true},         {9, true},   {8, false},   {9, false},
-                 {1000, true},       {40, false},        {969, true}, {968, false}, {1000, false},
-                 {UINT32_MAX, true}, {UINT32_MAX, false}};
-    struct r2_msg_verdict v = {.number = 1};
-    struct r2_msg_heard m;
-
-    start(false);
-    CHECK_EQ(fake_ctrl(ep[0], R2_F_VERDICT, &v, sizeof(v)), 0);
-    CHECK(heard(ep[0], R2_F_VERDICT, &m));
-    CHECK_EQ(m.number, 1);
-    r2_peer_lock(r.conn->peer);
-    r.conn->peer->nicnews.hint_top = r.conn->peer->nicnews.hint_seen = 0;
-    pthread_mutex_unlock(&r.conn->peer->lock);
-    for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++) {
-        CHECK_EQ(hint(path_of(1), order[i].number), order[i].news);
-        CHECK(heard(ep[1], R2_F_VERDICT, &m));
-        CHECK_EQ(m.number, order[i].number);
-    }
     remote_end(&r);
 }
 

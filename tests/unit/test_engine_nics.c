@@ -23,7 +23,7 @@ TEST(nobody_is_blamed)
     post(MSG);
     fake_fail(ep[0], ECONNRESET, false);
     fake_fail(ep[1], ECONNRESET, false);
-    fake_sleep_ms(700);
+    fake_pass_ms(700);
     CHECK(nic_row(0) == R2_SEG_NIC_HEALTHY || nic_row(0) == R2_SEG_NIC_SUSPECT);
     CHECK(nic_row(1) == R2_SEG_NIC_HEALTHY || nic_row(1) == R2_SEG_NIC_SUSPECT);
     remote_end(&r);
@@ -38,14 +38,14 @@ TEST(verdict)
     begin(true);
     post(MSG);
     remote_forget(ep[1]);
-    r2_nicstate_located(0, UINT64_MAX, "test says so", r2_now_ns());
+    r2_nicstate_located(0, "test says so", r2_now_ns());
     CHECK_GE(remote_hear(ep[1], R2_F_NIC, &m, sizeof(m)), 0);
     CHECK(m.nic == 0 && m.word == R2_NIC_FAILED);
     CHECK(remote_wait_flag(&ep[0]->is_shut));
     CHECK(wait_nic(0, R2_SEG_NIC_FAILED));
     CHECK(remote_path(&r, 0, ep[0]->params.gen));
     CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
-    r2_nicstate_located(0, 0, "test says so", r2_now_ns());
+    remote_nic_back(0);
     remote_end(&r);
     r2_nicstate_forgive(0, r2_now_ns());
 }
@@ -53,7 +53,7 @@ TEST(verdict)
 static void *give_verdict(void *arg)
 {
     (void)arg;
-    r2_nicstate_located(0, UINT64_MAX, "test says so", r2_now_ns());
+    r2_nicstate_located(0, "test says so", r2_now_ns());
     return NULL;
 }
 
@@ -73,7 +73,10 @@ TEST(verdict_is_told)
     for (int i = 0; peers[i]; i++)
         r2_peer_lock(peers[i]);
     CHECK_EQ(pthread_create(&teller, NULL, give_verdict, NULL), 0);
-    fake_sleep_ms(150);
+    AWAIT(atomic_load(&r2_eng.nic_state[0].telling));
+    atomic_fetch_add(&fake_held, 1);
+    fake_pass_ms(150);
+    atomic_fetch_sub(&fake_held, 1);
     for (int i = 0; peers[i]; i++)
         r2_peer_unlock(peers[i]);
     r2_peers_put(&peers);
@@ -83,7 +86,7 @@ TEST(verdict_is_told)
     CHECK(remote_wait_flag(&ep[0]->is_shut));
     CHECK(remote_path(&r, 0, ep[0]->params.gen));
     CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
-    r2_nicstate_located(0, 0, "test says so", r2_now_ns());
+    remote_nic_back(0);
     remote_end(&r);
     r2_nicstate_forgive(0, r2_now_ns());
 }
@@ -98,12 +101,10 @@ TEST(forgiven_by_a_peer)
     nic->health.state = R2_HEALTH_DAMPED;
     nic->damp = (struct r2_damp){.penalty = 1e6, .at_ns = r2_now_ns(), .suppressed = true};
     pthread_mutex_unlock(&r2_eng.nic_lock);
-    fake_sleep_ms(150);
+    fake_pass_ms(150);
     CHECK_EQ(r2_nic_health(1).state, R2_HEALTH_DAMPED);
     r2_nic_forget(1);
-    for (int ms = 0; ms < 2000 && r2_nic_health(1).state == R2_HEALTH_DAMPED; ms++)
-        fake_sleep_ms(1);
-    CHECK(r2_nic_health(1).state != R2_HEALTH_DAMPED);
+    FAKE_AWAIT(2000, r2_nic_health(1).state != R2_HEALTH_DAMPED);
     CHECK(wait_nic(1, R2_SEG_NIC_HEALTHY));
     remote_end(&r);
 }

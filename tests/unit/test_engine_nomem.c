@@ -75,7 +75,7 @@ static void wait_goes_on(bool first)
     }
     r2_peer_unlock(p);
     CHECK(since);
-    fake_sleep_ms(2);
+    fake_pass_ms(2);
     atomic_store(&no_memory, true);
     CHECK(fake_up(ep));
     r2_peer_lock(p);

@@ -127,6 +127,28 @@ TEST(busy_with_other_peers)
     }
 }
 
+/* The idle ones are slow. The busy one takes the chunk: neither leaves it to the other for ever. */
+TEST(busy_but_fast)
+{
+    static const uint64_t idle[NICS];
+    struct r2_bulk bulk;
+    int before[NICS], took = 0;
+
+    begin();
+    r.conn->first = R2_ANY_NIC;
+    atomic_fetch_add(&r2_eng.inflight[0], 8 * CHUNK);
+    send_beside(idle, 64, 1, before);
+    r2_peer_lock(r.conn->peer);
+    for (int i = 1; i < NICS; i++)
+        ((struct r2_path *)ep[i]->params.owner)->rate.bucket[0] /= 16;
+    r2_peer_unlock(r.conn->peer);
+    for (int i = NICS - 1; i >= 0; i--)
+        took += r2_up_next_chunk(ep[i]->params.owner, ep[i], &bulk) << i;
+    CHECK_EQ(took, 1);
+    remote_end(&r);
+    atomic_fetch_sub(&r2_eng.inflight[0], 8 * CHUNK);
+}
+
 int main(int argc, char **argv)
 {
     static const char *const env[] = {"R2CCL_CHUNK", "64K", "R2CCL_RAMP", "0", NULL};

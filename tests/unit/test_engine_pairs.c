@@ -37,7 +37,7 @@ static struct r2_ep *wait_for(int lnic, int rnic, int via, int ms)
         pthread_mutex_unlock(&fake_all_lock);
         if (found)
             return found;
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     return NULL;
 }
@@ -75,7 +75,7 @@ TEST(sockets_from_the_start)
     remote_new(&r, true, nics);
     atomic_store(&fake_unreachable, 1u << R2_VIA_VERBS);
     CHECK(remote_open(&r, 1));
-    fake_sleep_ms(500);
+    fake_pass_ms(500);
     all_fail(ECONNRESET);
     for (int l = 0; l < nics; l++)
         CHECK(wait_for(l, l, R2_VIA_TCP, 10000));
@@ -125,11 +125,11 @@ TEST(more_than_have_room)
     atomic_store(&fake_unreachable, 1u << R2_VIA_VERBS);
     CHECK(remote_open(&r, 1));
     p = r.conn->peer;
-    fake_sleep_ms(500);
+    fake_pass_ms(500);
     fake_policy(r.id, -EHOSTUNREACH);
     all_fail(ECONNRESET);
     for (int t = 0; t < 10000 && !met; t++) {
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
         met = true;
         r2_peer_lock(p);
         for (int via = 0; via < R2_VIA_COUNT; via++) {

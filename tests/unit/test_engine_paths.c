@@ -1,5 +1,6 @@
 /* Paths and peers over a scripted transport (rung 2): silence, refusals, words about NICs, time
  * limits, and memory that is taken back. Heartbeats are 25 ms, the time without a path 2 s. */
+#include "await.h"
 #include "check.h"
 #include "enginelib/remote.h"
 
@@ -49,7 +50,7 @@ TEST(one_silent_path)
 static bool wait_suspect(bool yes)
 {
     for (int i = 0; i < REMOTE_WAIT_MS && remote_suspect(&r) != yes; i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     return remote_suspect(&r) == yes;
 }
 
@@ -62,13 +63,13 @@ TEST(all_silent)
     atomic_store(&a->silent, true);
     atomic_store(&b->silent, true);
     CHECK(wait_suspect(true));
-    fake_sleep_ms(500); /* far more than three heartbeats */
+    fake_pass_ms(500); /* far more than three heartbeats */
     CHECK(remote_up(&r, 0));
     CHECK(remote_up(&r, 1));
     CHECK(!atomic_load(&a->is_shut) && !atomic_load(&b->is_shut));
     for (int i = 0; i < REMOTE_WAIT_MS && !atomic_load(&a->is_shut) && !atomic_load(&b->is_shut);
          i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     /* After a second one path is made anew, one only. */
     CHECK(atomic_load(&a->is_shut) != atomic_load(&b->is_shut));
     CHECK_EQ(remote_test(req, 0, NULL), 0);
@@ -79,7 +80,7 @@ TEST(all_silent)
     atomic_store(&a->silent, true);
     atomic_store(&b->silent, true);
     CHECK(wait_suspect(true));
-    fake_sleep_ms(500);
+    fake_pass_ms(500);
     CHECK(!atomic_load(&a->is_shut) && !atomic_load(&b->is_shut));
     atomic_store(&a->silent, false);
     atomic_store(&b->silent, false);
@@ -94,9 +95,9 @@ TEST(late_observer)
     begin(true, 2);
     post();
     atomic_store(&b->health_ms, 220);
-    fake_sleep_ms(300);
+    AWAIT(atomic_load(&b->asked) >= 2);
     atomic_store(&a->silent, true);
-    fake_sleep_ms(1500);
+    AWAIT(atomic_load(&b->asked) >= 8);
     CHECK(remote_up(&r, 0));
     CHECK(!atomic_load(&a->is_shut));
     atomic_store(&b->health_ms, 0);
@@ -112,10 +113,10 @@ TEST(nic_word)
     post();
     CHECK_EQ(remote_nic(b, 0, false, 5), 0);
     CHECK(remote_wait_flag(&a->is_shut));
-    fake_sleep_ms(100);
+    fake_pass_ms(100);
     CHECK_EQ(remote_state(&r, 0), R2_PATH_WAIT); /* no attempt while the peer says it is down */
     CHECK_EQ(remote_nic(b, 0, true, 4), 0);      /* older word: not believed */
-    fake_sleep_ms(100);
+    fake_pass_ms(100);
     CHECK_EQ(remote_state(&r, 0), R2_PATH_WAIT);
     CHECK_EQ(remote_nic(b, 0, true, 6), 0);
     a2 = remote_path(&r, 0, a->params.gen);
@@ -166,7 +167,7 @@ TEST(nic_moved)
     CHECK_EQ(a2->params.remote_addr.ip[3], 222);
     CHECK_EQ(tell_places(b, 222, 7), 0);
     CHECK_EQ(tell_places(a2, 222, 7), 0);
-    fake_sleep_ms(50);
+    fake_pass_ms(50);
     CHECK(remote_up(&r, 0));
     CHECK(!atomic_load(&a2->is_shut));
     remote_end(&r);
@@ -229,14 +230,12 @@ TEST(probe)
     req = post();
     fake_fail(a, ECONNRESET, false);
     for (int i = 0; i < REMOTE_WAIT_MS && !(probe = fake_probe(r.id)); i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     CHECK(probe);
     CHECK_EQ(remote_test(req, 20, NULL), 0);
     fake_fail(probe, EALREADY, false); /* its process answered */
     CHECK_EQ(remote_test(req, 100, NULL), 0);
-    for (int i = 0; i < REMOTE_WAIT_MS && fake_probe(r.id) == probe; i++)
-        fake_sleep_ms(1);
-    CHECK(fake_probe(r.id) != probe);
+    FAKE_AWAIT(REMOTE_WAIT_MS, fake_probe(r.id) != probe);
     fake_policy(r.id, -ECONNREFUSED);
     fake_fail(fake_probe(r.id), ECONNREFUSED, true);
     CHECK_EQ(remote_test(req, REMOTE_WAIT_MS, NULL), -ECONNRESET);
@@ -252,14 +251,14 @@ TEST(probe_unanswered)
     post();
     fake_fail(a, ECONNRESET, false);
     for (int i = 0; i < REMOTE_WAIT_MS && !(probe = fake_probe(r.id)); i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     CHECK(probe);
     atomic_store(&probe->connected, true); /* its process is only slow */
-    fake_sleep_ms(500);
+    fake_pass_ms(500);
     CHECK(fake_probe(r.id) == probe);
     atomic_store(&probe->connected, false);
     for (int i = 0; i < 500 && fake_probe(r.id) == probe; i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     CHECK(fake_probe(r.id) && fake_probe(r.id) != probe);
     CHECK(remote_wait_flag(&probe->is_shut));
     remote_end(&r);
@@ -303,7 +302,7 @@ TEST(no_path_for_device_memory)
     m.conn = r.conn_id;
     CHECK_EQ(fake_ctrl(a, R2_F_CTS, &m, sizeof(m)), 0);
     for (int i = 0; i < 1500 && !since; i++) {
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
         since = remote_waits(&r, &what);
     }
     CHECK_GE(since, t0);
@@ -311,7 +310,7 @@ TEST(no_path_for_device_memory)
     CHECK(remote_up(&r, 0));
     CHECK_EQ(remote_test(req, 10000, NULL), -ETIMEDOUT);
     for (int i = 0; i < 1500 && since; i++) {
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
         since = remote_waits(&r, &what);
     }
     CHECK_EQ(since, 0);
@@ -327,10 +326,10 @@ TEST(back_before_timeout)
     begin(false, 1);
     req = post();
     fake_fail(a, ECONNRESET, false);
-    fake_sleep_ms(1000);
+    fake_pass_ms(1000);
     a2 = remote_path(&r, 0, a->params.gen);
     CHECK(a2);
-    fake_sleep_ms(1500);
+    fake_pass_ms(1500);
     for (uint64_t off = 0; off < MSG; off += CHUNK) {
         c = remote_chunk(&r, 0, off, CHUNK, MSG);
         CHECK_EQ(fake_claim(a2, &c), 0);
@@ -390,7 +389,7 @@ TEST(dereg_of_dying)
     atomic_store(&a->hold_shut, true);
     fake_fail(a, ECONNRESET, false);
     for (int i = 0; i < REMOTE_WAIT_MS && !atomic_load(&a->waiting); i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     CHECK_EQ(r2_engine_dereg(r.conn, mr), 0);
     CHECK_EQ(atomic_load(&a->detached), 1);
     CHECK_EQ(a->n_rx, 0);

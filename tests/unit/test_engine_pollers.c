@@ -98,10 +98,10 @@ TEST(look_at_what_is_accepted)
     come_to_use(r2_io_count());
     atomic_store(&looked, false);
     atomic_store(&together, true);
-    for (int i = 0; i < 400 && !atomic_load(&looked); i++) {
+    WHILE_MS (20000, !atomic_load(&looked)) {
         int stranger = dial();
 
-        usleep(50000); /* a look is good for a while, so the first may bring none */
+        add_time(50 * R2_NS_PER_MS); /* a look is good for a while, so the first may bring none */
         close(stranger);
     }
     CHECK(atomic_load(&looked));

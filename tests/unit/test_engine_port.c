@@ -92,19 +92,6 @@ static void look(int moment)
     left = 0;
 }
 
-/* Its link is up, and it has failed: it is tried again. */
-static void tick(int moment)
-{
-    r2_nic_transport(PORT, 1, true, "port up", r2_now_ns());
-    r2_niclink_look(PORT, r2_now_ns());
-    r2_nicstate_located(PORT, UINT64_MAX, "a verdict", r2_now_ns());
-    atomic_store(&r2_eng.nic_state[PORT].recover_at, 0); /* which nobody sees to any more */
-    held = 0;
-    left = moment;
-    r2_nicstate_tick(r2_now_ns());
-    left = 0;
-}
-
 /* Operators hear that nobody can connect to it. */
 static void say_deaf(int moment)
 {
@@ -175,11 +162,6 @@ static void goes_down(void (*meanwhile)(int moment), int least)
 TEST(while_it_comes_up)
 {
     goes_down(look, 4);
-}
-
-TEST(while_it_is_tried_again)
-{
-    goes_down(tick, 4);
 }
 
 TEST(while_it_is_said_deaf)

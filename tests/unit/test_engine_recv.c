@@ -152,7 +152,7 @@ TEST(memory_counted)
     for (int i = 0; i < 200; i++) { /* the gauge follows within a round of the housekeeping */
         if (__atomic_load_n(&r2_eng.g->memory_bytes, __ATOMIC_RELAXED) == r2_mem_now())
             break;
-        fake_sleep_ms(5);
+        fake_pass_ms(5);
     }
     CHECK_EQ(__atomic_load_n(&r2_eng.g->memory_bytes, __ATOMIC_RELAXED), r2_mem_now());
     remote_end(&r);
@@ -277,7 +277,7 @@ TEST(fenced_last)
     CHECK_EQ(remote_down(b, a), 0);
     CHECK_EQ(remote_down(b, a), 0);
     for (int i = 0; i < REMOTE_WAIT_MS && !atomic_load(&a->waiting); i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     CHECK_EQ(atomic_load(&a->waiting), 1);
     CHECK_EQ(remote_down(b, a), 0);         /* asked again while it is being shut */
     a2 = remote_path(&r, 0, b->params.gen); /* a reason to repeat what is fenced */
@@ -319,7 +319,7 @@ TEST(older_down_after_newer)
     m.gen = a->params.gen + 3;
     CHECK_EQ(fake_ctrl(b, R2_F_DOWN, &m, sizeof(m)), 0);
     for (int i = 0; i < REMOTE_WAIT_MS && !atomic_load(&a->waiting); i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     CHECK_EQ(atomic_load(&a->waiting), 1);
     CHECK_EQ(remote_down(b, a), 0);
     other = remote_path(&r, 0, m.gen); /* a reason to repeat what is fenced */

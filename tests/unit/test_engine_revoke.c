@@ -30,7 +30,7 @@ static void begin(bool out)
     for (int ms = 0; out && ms < 1000; ms++) {
         if (fake_newest(r.id, 0, R2_VIA_VERBS) && fake_newest(r.id, 1, R2_VIA_VERBS))
             break;
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     a = out ? fake_newest(r.id, 0, R2_VIA_VERBS) : fake_find(r.id, 0, 0, 0);
     b = out ? fake_newest(r.id, 1, R2_VIA_VERBS) : fake_find(r.id, 1, 1, 0);
@@ -48,7 +48,7 @@ static struct r2_ep *hear(uint8_t type, void *body, size_t cap, int ms)
             return a;
         if (remote_hear_ms(b, type, body, cap, 0) >= 0)
             return b;
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     return NULL;
 }
@@ -81,7 +81,7 @@ static void take_back(void)
 static int over(int ms)
 {
     for (int t = 0; t < ms && atomic_load(&dereg_rc) == 1; t++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     return atomic_load(&dereg_rc);
 }
 

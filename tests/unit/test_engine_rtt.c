@@ -38,9 +38,7 @@ static bool lags(int nic)
 static void set_rtt(int nic, int us, bool to_lag)
 {
     atomic_store(&ep[nic]->rtt_us, us);
-    for (int i = 0; i < REMOTE_WAIT_MS && lags(nic) != to_lag; i++)
-        fake_sleep_ms(1);
-    CHECK_EQ(lags(nic), to_lag);
+    FAKE_AWAIT(REMOTE_WAIT_MS, lags(nic) == to_lag);
 }
 
 /* The next small message goes out over that NIC, and over no other. */

@@ -282,7 +282,7 @@ static uint64_t warm_up(void)
             struct r2_bulk c[2];
             int n = fake_next(a, &c[0]), m = fake_next(b, &c[n]);
 
-            usleep(300);
+            add_time(300 * R2_NS_PER_US);
             for (int i = 0; i < n + m; i++) {
                 CHECK(fake_chunk_sent(n && i == 0 ? a : b, &c[i]));
                 ack_chunk(n && i == 0 ? a : b, &c[i]);
@@ -330,7 +330,7 @@ static struct r2_ep *first_chunk(struct r2_bulk *c, struct r2_ep **fast)
         *fast = a;
         if (fake_next(b, c))
             return b;
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     CHECK_MSG(false, "neither path takes a chunk");
     return NULL;
@@ -375,7 +375,7 @@ static void tail(bool lose)
 
     req = hold_back(&held, &copy, &slow, &fast);
     for (int i = 0; i < 2000 && !copy.len; i++) { /* once it is overdue */
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
         CHECK(!fake_next(slow, &copy)); /* not over the slow path itself */
         fake_next(fast, &copy);
     }
@@ -427,7 +427,7 @@ TEST(no_copy_of_what_was_revoked)
     ask = (struct r2_msg_revoke){.conn = r.conn_id};
     CHECK_EQ(fake_ctrl(slow, R2_F_REVOKE, &ask, sizeof(ask)), 0);
     for (int i = 0; i < 300; i++) {
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
         CHECK(!fake_next(slow, &c));
         CHECK(!fake_next(fast, &c));
     }

@@ -51,7 +51,7 @@ TEST(slow_once)
     from = r2_now_ns();
     CHECK_EQ(taker(seq++), 1);
     do {
-        fake_sleep_ms(10);
+        fake_pass_ms(10);
         nic = taker(seq++);
     } while (nic != 0 && r2_now_ns() - from < 5 * R2_NS_PER_S);
     CHECK_EQ(nic, 0);
@@ -80,15 +80,15 @@ TEST(none_while_overdue)
     seq = begin();
     atomic_store(&ep[0]->silent, true);
     for (from = r2_now_ns(); !unanswered(0) && r2_now_ns() - from < 3 * R2_NS_PER_S;)
-        fake_sleep_ms(5);
+        fake_pass_ms(5);
     CHECK_GT(unanswered(0), 0);
-    for (from = r2_now_ns(); r2_now_ns() - from < 2 * R2_TRIAL_SELDOM; fake_sleep_ms(10))
+    for (from = r2_now_ns(); r2_now_ns() - from < 2 * R2_TRIAL_SELDOM; fake_pass_ms(10))
         CHECK_EQ(taker(seq++), 1);
     CHECK(remote_up(&r, 0));
     atomic_store(&ep[0]->silent, false);
     from = r2_now_ns();
     do {
-        fake_sleep_ms(10);
+        fake_pass_ms(10);
         nic = taker(seq++);
     } while (nic != 0 && r2_now_ns() - from < 5 * R2_NS_PER_S);
     CHECK_EQ(nic, 0);

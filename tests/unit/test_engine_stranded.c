@@ -49,7 +49,7 @@ static uint64_t carry(struct r2_ep *ep, struct r2_ep *via)
             CHECK_EQ(remote_ack_range(via, &r, c.seq, c.offset, c.len), 0);
             bytes += c.len;
         }
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     return bytes;
 }
@@ -69,7 +69,7 @@ TEST(home_without_key)
     CHECK_EQ(carry(b, a), MSG);
     CHECK_EQ(remote_test(req, 100, NULL), 1);
     req = post(a, 1, mr, 7, 8); /* registered with both: home again */
-    fake_sleep_ms(60);
+    fake_pass_ms(60);
     CHECK(!fake_next(b, &c));
     CHECK_EQ(carry(a, a), MSG);
     CHECK_EQ(remote_test(req, 100, NULL), 1);
@@ -110,7 +110,7 @@ TEST(every_message_at_once)
         CHECK_EQ(remote_ack_range(a, &r, c.seq, c.offset, c.len), 0);
         CHECK_EQ(carry(way, a), MSG - c.len);
         CHECK_EQ(remote_test(req, 100, NULL), 1);
-        fake_sleep_ms(40); /* ticks pass, and nothing waits */
+        fake_pass_ms(40); /* ticks pass, and nothing waits */
     }
     remote_end(&r);
 }
@@ -154,7 +154,7 @@ TEST(sockets_that_stand_by)
     CHECK(again && again != a);
     CHECK(fake_up(again));
     CHECK(remote_prove(&r, again));
-    fake_sleep_ms(150); /* the planner's turn */
+    fake_pass_ms(150); /* the planner's turn */
     r2_peer_lock(((struct r2_path *)tcp->params.owner)->peer);
     spare = ((struct r2_path *)tcp->params.owner)->role == R2_ROLE_SPARE;
     r2_peer_unlock(((struct r2_path *)tcp->params.owner)->peer);
@@ -162,7 +162,7 @@ TEST(sockets_that_stand_by)
     kicks = atomic_load(&tcp->kicks);
     req = post(again, 0, NULL, 0, 0);
     for (int ms = 0; ms < 1000 && atomic_load(&tcp->kicks) == kicks; ms++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     CHECK_GT(atomic_load(&tcp->kicks), kicks); /* it is asked: nobody else would */
     CHECK_EQ(carry(tcp, again), MSG);
     CHECK_EQ(remote_test(req, 100, NULL), 1);

@@ -19,7 +19,7 @@ static void wired_looks(int times)
 {
     set_wired(true);
     while (times--)
-        r2_nicreach_look(r2_now_ns());
+        r2_nicreach_look();
     set_wired(false);
 }
 
@@ -44,7 +44,7 @@ static bool failed(int lnic, int rnic)
 static void wait_failed(int lnic, int rnic)
 {
     for (int ms = 0; ms < WAIT_MS && !failed(lnic, rnic); ms++) /* an attempt takes 1 s */
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     CHECK(failed(lnic, rnic));
 }
 
@@ -68,7 +68,7 @@ static struct r2_ep *come_up(int nic)
         if (newest)
             ep = remote_path(&r, nic, newest->params.gen - 1);
         else
-            fake_sleep_ms(1);
+            fake_pass_ms(1);
     }
     CHECK(ep);
     return ep;
@@ -86,7 +86,7 @@ static void nothing(int nic)
 static void plain_looks(int times)
 {
     while (times--)
-        r2_nicreach_look(r2_now_ns());
+        r2_nicreach_look();
 }
 
 TEST(loopback)
@@ -110,9 +110,7 @@ static void count_in(int nic)
 
 static void wait_trusted(int nic)
 {
-    for (int ms = 0; ms < WAIT_MS && !r2_nic_trusted(nic); ms++)
-        fake_sleep_ms(1);
-    CHECK(r2_nic_trusted(nic));
+    FAKE_AWAIT(WAIT_MS, r2_nic_trusted(nic));
 }
 
 static void forget_rnics(int from)
@@ -227,7 +225,7 @@ TEST(stopped_process)
     taken = false;
     for (int ms = 0; ms < WAIT_MS && !taken; ms++) {
         CHECK(remote_command(look_while_it_waits, 1));
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     CHECK(taken);
     CHECK(!marked(1));
@@ -257,9 +255,7 @@ TEST(host_stands_still)
     begin();
     ep = fake_find(r.id, 0, 0, 0);
     atomic_store(&ep->silent, true);
-    for (int ms = 0; ms < WAIT_MS && !unanswered(ep); ms++)
-        fake_sleep_ms(1);
-    CHECK(unanswered(ep));
+    FAKE_AWAIT(WAIT_MS, unanswered(ep));
     looks(2 * LOOKS);
     CHECK(!marked(1));
     CHECK_EQ(warned(1, WORD), 0);

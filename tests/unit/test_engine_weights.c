@@ -268,8 +268,8 @@ TEST(silent_sibling)
     }
     atomic_store(&ep[0]->silent, true);
     for (int i = 0; i < REMOTE_WAIT_MS && !unanswered(0); i++)
-        fake_sleep_ms(1);
-    fake_sleep_ms(60); /* the next tick weighs anew; a failure would need 10 heartbeats */
+        fake_pass_ms(1);
+    fake_pass_ms(60); /* the next tick weighs anew; a failure would need 10 heartbeats */
     CHECK(remote_up(&r, 0));
     for (int i = 0; i < 20; i++)
         CHECK_GT(one(1), 0);
@@ -297,19 +297,19 @@ TEST(verdict_local)
     struct r2_ep *again;
 
     begin(3);
-    r2_nicstate_located(1, UINT64_MAX, "test says so", r2_now_ns());
+    r2_nicstate_located(1, "test says so", r2_now_ns());
     CHECK(remote_wait_flag(&ep[1]->is_shut));
     CHECK(!atomic_load(&ep[0]->is_shut) && !atomic_load(&ep[2]->is_shut));
     again = fake_find(r.id, 1, 1, ep[1]->params.gen); /* probing has begun */
     CHECK(again);
-    r2_nicstate_located(1, 0, "test says so", r2_now_ns());
+    remote_nic_back(1);
     remote_end(&r);
 }
 
 static bool nic_back(int nic, int ms)
 {
     for (int i = 0; i < ms && r2_nic_word(nic) == R2_NIC_FAILED; i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     return r2_nic_word(nic) != R2_NIC_FAILED;
 }
 
@@ -330,7 +330,7 @@ TEST(within_the_node)
         ep[1] = fake_find(r.id, 1, 1, 0);
         CHECK(ep[1]);
         if (within) {
-            r2_nicstate_located(1, UINT64_MAX, "test says so", r2_now_ns());
+            r2_nicstate_located(1, "test says so", r2_now_ns());
             CHECK(remote_wait_flag(&ep[1]->is_shut));
             CHECK_EQ(r2_nic_word(1), R2_NIC_FAILED);
             again = remote_path(&r, 1, ep[1]->params.gen);
@@ -339,7 +339,7 @@ TEST(within_the_node)
             CHECK(!atomic_load(&again->is_shut)); /* it serves all the same */
         } else {
             CHECK(nic_back(1, REMOTE_WAIT_MS));
-            r2_nicstate_located(1, 0, "test says so", r2_now_ns());
+            remote_nic_back(1);
         }
         remote_end(&r);
     }

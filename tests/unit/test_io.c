@@ -117,7 +117,7 @@ static int polling_of(struct r2_task *tasks, int ms)
 {
     int n = 0;
 
-    await_us((unsigned)ms * 1000);
+    pause_us((unsigned long)ms * 1000);
     for (int i = 0; i < THREADS; i++)
         n += r2_io_awake(tasks[i].io);
     return n;

@@ -37,6 +37,7 @@ static _Thread_local bool worked; /* the latest look */
 static atomic_bool stop;
 static struct r2_task many[MANY]; /* brief; kicked by an event that asks for them */
 static atomic_long many_by_caller, many_by_thread;
+static atomic_int looks;                 /* of who waits inside */
 static atomic_bool ask_many, hold, held; /* the next event: kicks them; waits inside */
 static atomic_bool ask_one, ask_next;    /* ... kicks the first, which kicks the second */
 
@@ -70,7 +71,8 @@ static void run_many(struct r2_task *t)
 static void held_inside(void)
 {
     atomic_store(&held, true);
-    AWAIT(!atomic_load(&hold)); /* a cancellation point, as read and write are */
+    for (; atomic_load(&hold); await_nap()) /* a cancellation point, as read and write are */
+        atomic_fetch_add(&looks, 1);
 }
 
 static void ready(struct r2_io_fd *f, uint32_t events)
@@ -349,6 +351,7 @@ TEST(cancelled_while_it_stands_in)
 {
     pthread_t thread;
     void *how = NULL;
+    int before;
 
     atomic_store(&hold, true);
     CHECK_EQ(pthread_create(&thread, NULL, cancelled, NULL), 0);
@@ -358,7 +361,9 @@ TEST(cancelled_while_it_stands_in)
     }
     CHECK(atomic_load(&held));
     CHECK_EQ(pthread_cancel(thread), 0);
-    usleep(20000); /* it is inside still, or has left with the turn in hand */
+    before = atomic_load(&looks);
+    WHILE_MS (1000, atomic_load(&looks) < before + 2) /* else it has left with the turn in hand */
+        ;
     atomic_store(&hold, false);
     CHECK_EQ(pthread_join(thread, &how), 0);
     CHECK(how == PTHREAD_CANCELED);

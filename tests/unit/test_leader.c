@@ -17,7 +17,26 @@ static struct {
     struct r2_plan plan; /* the last one */
     enum r2_vote_state vote;
     char plan_text[64], cause[R2_PLAN_WHY];
+    int broken, failed;
+    char error[200];
 } seen;
+
+void r2_comms_broken(struct r2_comm *c, const char *cause)
+{
+    (void)c, (void)cause;
+    seen.broken++;
+}
+
+void r2_vote_failed(struct r2_vote *v)
+{
+    (void)v;
+    seen.failed++;
+}
+
+void r2_watch_journal_failed(const char *text)
+{
+    snprintf(seen.error, sizeof(seen.error), "%s", text);
+}
 
 int r2_agree_propose(struct r2_agree *a, const void *plan, size_t len)
 {
@@ -103,7 +122,8 @@ static int dummy;
 
 static void report(struct r2_leader *l, int rank, uint32_t share, uint32_t flags)
 {
-    r2_leader_reported(l, rank, &(struct r2_agree_report){SPEED, share, flags});
+    r2_leader_reported(
+        l, rank, &(struct r2_agree_report){.capacity = SPEED, .share = share, .flags = flags});
 }
 
 /* All that is new has coalesced; holds are over. */
@@ -259,6 +279,47 @@ TEST(slower)
 
 /* Before all have said what they have nothing is planned; a rank that says nothing new, and one
  * that does not exist, change nothing. */
+/* A rank that has given operation 7 this many bytes. */
+static void stands(struct r2_leader *l, int rank, uint64_t bytes)
+{
+    struct r2_agree_report report = {.share = FULL};
+    struct r2_calls calls = {0};
+
+    r2_calls_add(&calls, 8, bytes, bytes >= R2_VOTE_FROM);
+    memcpy(report.calls, &calls, sizeof(calls));
+    r2_leader_reported(l, rank, &report);
+}
+
+TEST(unequal_calls_end_it_once)
+{
+    struct r2_leader *l = start();
+
+    for (int r = RANKS; r-- > 0;)
+        stands(l, r, r == 5 ? R2_VOTE_FROM - 4 : R2_VOTE_FROM);
+    turn(l);
+    turn(l);
+    CHECK_EQ(seen.broken, 1);
+    CHECK_EQ(seen.failed, 1);
+    CHECK_STR(seen.error,
+              "operation 7 is not the same AllReduce on all ranks: 262144 bytes on rank "
+              "0 go by R2CCL, 262140 bytes on rank 5 by NCCL");
+    stands(l, 3, R2_VOTE_FROM - 4);
+    turn(l);
+    CHECK_EQ(seen.broken, 1);
+    r2_leader_free(l);
+}
+
+TEST(equal_calls_are_no_error)
+{
+    struct r2_leader *l = start();
+
+    for (int r = 0; r < RANKS; r++)
+        stands(l, r, R2_VOTE_FROM);
+    turn(l);
+    CHECK_EQ(seen.broken, 0);
+    r2_leader_free(l);
+}
+
 TEST(reports)
 {
     struct r2_leader *l = r2_leader_new(&comm, (struct r2_vote *)&dummy, RANKS, 0);

@@ -154,9 +154,9 @@ TEST(send_bad_acks)
     CHECK_EQ(r2_send_ack(&l, 128, UINT64_MAX - 127, NULL, NULL), -EPROTO);
     CHECK_EQ(r2_send_ack(&l, 1024, 128, NULL, NULL), -EPROTO);
     CHECK_EQ(r2_send_ack(&l, 0, 0, NULL, NULL), 0);
-    CHECK_EQ(r2_send_acked_bytes(&l), 0);
+    CHECK_EQ(l.acked.bytes, 0);
     CHECK_EQ(r2_send_ack(&l, 128, 128, NULL, NULL), 128);
-    CHECK_EQ(r2_send_acked_bytes(&l), 128);
+    CHECK_EQ(l.acked.bytes, 128);
     r2_send_free(&l);
 }
 
@@ -250,7 +250,7 @@ TEST(send_many)
     for (unsigned i = 0; i < 2000; i += 2) {
         acked += (uint64_t)r2_send_ack(&l, i * 1234ull % 2000 * 128, 128, NULL, NULL);
     }
-    CHECK_EQ(r2_send_acked_bytes(&l), acked);
+    CHECK_EQ(l.acked.bytes, acked);
     for (uint16_t path = 0; path < 3; path++) {
         r2_send_path_down(&l, path, 1, NULL);
     }
@@ -310,11 +310,11 @@ TEST(recv_plain)
     CHECK_EQ(r2_recv_done(&l, 512, 488, 1, 1), -ENOENT);
     CHECK_EQ(r2_recv_claim(&l, 512, 488, 2, 1, 0), 1);
     CHECK_EQ(r2_recv_claim(&l, 640, 128, 2, 1, 0), 1); /* part of what is done */
-    CHECK_EQ(r2_recv_prefix(&l), 0);
+    CHECK_EQ(r2_ranges_first_gap(&l.done, 0), 0);
     CHECK(r2_recv_writing(&l));
     CHECK_EQ(r2_recv_done(&l, 0, 512, 0, 1), 0);
-    CHECK_EQ(r2_recv_prefix(&l), 1000);
-    CHECK_EQ(r2_recv_done_bytes(&l), 1000);
+    CHECK_EQ(r2_ranges_first_gap(&l.done, 0), 1000);
+    CHECK_EQ(l.done.bytes, 1000);
     CHECK(r2_recv_complete(&l) && !r2_recv_writing(&l));
     r2_recv_free(&l);
 }
@@ -339,7 +339,7 @@ TEST(recv_overlaps)
     CHECK_EQ(r2_recv_release(&l, 2048, 128, 1, 1), 0);
     CHECK_EQ(r2_recv_claim(&l, 1536, 1024, 2, 1, 0), -EBUSY); /* partly done */
     CHECK_EQ(r2_recv_claim(&l, 2048, 2048, 2, 1, 0), 0);
-    CHECK_EQ(r2_recv_done_bytes(&l), 1024);
+    CHECK_EQ(l.done.bytes, 1024);
     r2_recv_free(&l);
 }
 

@@ -29,7 +29,7 @@ static int init(r2_nccl_comm *out, int nranks, struct r2_nccl_id id, int rank)
     (void)nranks, (void)id, (void)rank;
     atomic_fetch_add(&nccl.inits, 1);
     while (atomic_load(&nccl.waits))
-        usleep(1000);
+        await_nap();
     *out = HANDLE;
     return R2_NCCL_OK;
 }

@@ -270,7 +270,7 @@ TEST(acks_behind_data)
     k.ack_jitter = 2200 * US;
     k.to_send = UINT64_MAX;
     run_for(SEC);
-    CHECK_LT(r2_pathrate_min_rtt(&k.pr), 500 * US);
+    CHECK_LT(k.pr.min_rtt_ns, 500 * US);
     CHECK_GE(use_of_run(2 * SEC), 97);
 }
 
@@ -296,7 +296,7 @@ TEST(rtt_rise)
     run_for(SEC);
     k.delay = 5 * MS;
     run_for(12 * SEC);
-    CHECK_GE(r2_pathrate_min_rtt(&k.pr), 5 * MS);
+    CHECK_GE(k.pr.min_rtt_ns, 5 * MS);
     CHECK_GE(use_of_run(SEC), 95);
 }
 
@@ -383,7 +383,7 @@ TEST(small_messages)
         k.to_send = 8;
         run_for(50 * US);
     }
-    CHECK_EQ(r2_pathrate_min_rtt(&k.pr), 20 * US);
+    CHECK_EQ(k.pr.min_rtt_ns, 20 * US);
     CHECK_GE(r2_pathrate_window(&k.pr, R2_CHUNK_MIN, 1, R2_PATHRATE_SLACK_NS), R2_CHUNK_MIN);
     CHECK_EQ(r2_pathrate_chunk_len(&k.pr, MIB), R2_CHUNK_MIN);
     k.pr.known_slow = true;
@@ -450,7 +450,7 @@ TEST(stop_is_no_round_trip)
     run_for(16 * SEC);
     k.to_send = UINT64_MAX;
     run_for(10 * MS);
-    CHECK_LT(r2_pathrate_min_rtt(&k.pr), MS);
+    CHECK_LT(k.pr.min_rtt_ns, MS);
     expect_rate(1250 * MB, 5, 10);
     CHECK_LE(r2_pathrate_inflight(&k.pr), window_bound());
 }
@@ -481,7 +481,7 @@ TEST(bookkeeping)
     r2_pathrate_init(&pr);
     pr.known_slow = true;
     CHECK_EQ(r2_pathrate_rate(&pr), 0);
-    CHECK_EQ(r2_pathrate_min_rtt(&pr), 0);
+    CHECK_EQ(pr.min_rtt_ns, 0);
     CHECK_EQ(r2_pathrate_window(&pr, 65536, 4, R2_PATHRATE_SLACK_NS), 8 * 65536);
     CHECK_EQ(r2_pathrate_window(&pr, 65536, 0, R2_PATHRATE_SLACK_NS), 2 * 65536);
     r2_pathrate_on_send(&pr, 1000, SEC, &a);
@@ -498,7 +498,7 @@ TEST(bookkeeping)
     CHECK_GT(r2_pathrate_rate(&pr), 0);
     r2_pathrate_reset(&pr);
     CHECK_EQ(r2_pathrate_rate(&pr), 0);
-    CHECK_EQ(r2_pathrate_min_rtt(&pr), 0);
+    CHECK_EQ(pr.min_rtt_ns, 0);
     CHECK(pr.known_slow);
     CHECK(pr.startup);
 }

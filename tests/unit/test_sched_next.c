@@ -90,36 +90,6 @@ TEST(the_soonest_never_declines)
     CHECK(declined > ROUNDS / 100);
 }
 
-/* Who leaves a chunk to another names who is done with it soonest, before its own NIC is done. */
-TEST(less_busy)
-{
-    int declined = 0;
-
-    for (int round = 0; round < ROUNDS; round++) {
-        struct r2_sched_path paths[MOST];
-        int n = 1 + (int)up_to(MOST - 1), next;
-        uint64_t mine, least = UINT64_MAX;
-
-        for (int i = 0; i < n; i++)
-            paths[i] = some_path();
-        next = r2_sched_less_busy(&paths[0], paths + 1, n - 1, CHUNK);
-        mine = r2_sched_done(&paths[0], 0);
-        for (int i = 1; i < n; i++) {
-            uint64_t theirs = r2_sched_done(&paths[i], CHUNK);
-
-            least = theirs && theirs < least ? theirs : least;
-        }
-        CHECK(next >= -1 && next < n - 1);
-        CHECK((next >= 0) == (least < mine));
-        if (!paths[0].inflight)
-            CHECK(next == -1);
-        if (next >= 0)
-            CHECK(r2_sched_done(&paths[1 + next], CHUNK) == least);
-        declined += next >= 0;
-    }
-    CHECK(declined > ROUNDS / 100);
-}
-
 TEST(alone_or_unknown)
 {
     struct r2_sched_path slow = {.rate = 1000}, fast = {.rate = 1000000000}, new = {.rate = 0};

@@ -255,14 +255,18 @@ TEST(long_job)
 TEST(names)
 {
     char *const quiet[] = {"PATH=/bin", "R2CCL_NICS=eth0", "R2CCL_LAB_DIR=/x", "R2CCL", NULL};
+    char *const both[] = {"R2CC_MODE=2", "R2CCL_MODE=1", NULL};
     char *const loud[] = {
-        "R2CCL_HEARTBEATS=1", "R2CC_MODE=2", "R2CCL_NIC=", "R2CCL_=", "R2CCL_UNASKED=64K", NULL};
+        "R2CCL_HEARTBEATS=1", "R2CC_MODE=2", "R2CCL_MODE=", "R2CCL_NIC=", "R2CCL_=",
+        "R2CCL_UNASKED=64K",  NULL};
     char out[1024];
     char tiny[8];
     size_t len;
 
     CHECK_EQ(r2_settings_check_names(quiet, out, sizeof(out)), 0);
     CHECK_STR(out, "");
+    CHECK_GT(r2_settings_check_names(both, out, sizeof(out)), 0);
+    CHECK_STR(out, "R2CC_MODE has no effect: R2CCL_MODE is set\n");
     len = r2_settings_check_names(loud, out, sizeof(out));
     CHECK_EQ(len, strlen(out));
     CHECK(

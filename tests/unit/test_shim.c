@@ -313,8 +313,8 @@ TEST(abort_from_another_thread)
     comm = make();
     noop.hang(1);
     CHECK_EQ(pthread_create(&thread, NULL, hanging, comm), 0);
-    AWAIT(calling(comm));
-    usleep(20000); /* from here on the no-op NCCL waits until nobody is inside */
+    AWAIT(atomic_load(&comm->inside));
+    CHECK(calling(comm));
     CHECK_EQ(ncclCommAbort(comm), 0);
     CHECK_EQ(pthread_join(thread, &result), 0);
     noop.hang(0);

@@ -352,7 +352,7 @@ static void *kicking(void *arg)
 
     for (int i = 0; !atomic_load(&stop); i++) {
         *kicked += r2_task_kick(&workers[i % THREADS].task);
-        usleep(gap = (gap * 37 + 11) % 120);
+        pause_us(gap = (gap * 37 + 11) % 120);
     }
     return NULL;
 }
@@ -368,7 +368,7 @@ TEST(tasks_of_others)
     CHECK_EQ(pthread_create(&thread, NULL, kicking, &kicked), 0);
     while (r2_now_ns() < until) {
         look_for(check_random() % R2_NS_PER_MS);
-        usleep((useconds_t)(check_random() % 3000));
+        pause_us(check_random() % 3000);
     }
     atomic_store(&stop, true);
     CHECK_EQ(pthread_join(thread, NULL), 0);

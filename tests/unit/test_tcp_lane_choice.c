@@ -118,15 +118,6 @@ static void at_work(int i)
     keep_fresh();
 }
 
-/* The thread of the lane, once it is held, waits for the kernel. */
-static void away_of(int k)
-{
-    for (int i = 0; i < r2_io_count(); i++) {
-        if (r2_io_at(i) == lane(k)->io.io)
-            atomic_store(&away, 1u << i);
-    }
-}
-
 static void start(void)
 {
     static struct r2_transport_events hooked;
@@ -176,16 +167,6 @@ TEST(threads_are_few)
         CHECK_EQ(asked(), i + 1);
     }
     finish(3);
-    away_of(1);
-    begin(1);
-    for (int i = 2; i <= LANES; i++)
-        at_work(i);
-    send_one(0);
-    CHECK(!atomic_load(&lane(1)->tx_idle)); /* no lane at work is relied on */
-    atomic_store(&away, 0);
-    for (int i = 2; i <= LANES; i++)
-        atomic_store(&lane(i)->tx_idle, true);
-    finish(1);
     r2_io_use(9);
 }
 
@@ -302,25 +283,6 @@ TEST(who_is_blocked_says_so)
     CHECK(bed_done(&sending[0], &receiving[0], 20000));
     CHECK_MEM(in[0], out[0], PART);
     AWAIT(!full());
-}
-
-/* Threads that wait for the kernel may do so for long: their lanes are no help; where there are no
- * others they are asked. */
-TEST(threads_that_are_away)
-{
-    start();
-    away_of(1);
-    begin(1);
-    send_one(0);
-    CHECK(!atomic_load(&lane(2)->tx_idle));
-    CHECK_EQ(asked(), 1);
-    finish(1);
-    atomic_store(&away, 0xffff);
-    begin(1);
-    send_one(0);
-    CHECK_EQ(asked(), 1);
-    finish(1);
-    atomic_store(&away, 0);
 }
 
 int main(int argc, char **argv)

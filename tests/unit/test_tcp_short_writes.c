@@ -3,6 +3,7 @@
  * loopback (rung 3). */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include "tcp_bed.h"
@@ -21,10 +22,11 @@ static _Atomic(uint64_t) full; /* times that a socket took nothing */
 ssize_t send(int fd, const void *data, size_t len, int flags)
 {
     ssize_t n = sendto(fd, data, len, flags, NULL, 0);
+    struct pollfd room = {.fd = fd, .events = POLLOUT};
 
     if (n < 0 && errno == EAGAIN) {
         atomic_fetch_add(&full, 1);
-        usleep(300);
+        poll(&room, 1, 1);
         errno = EAGAIN;
     }
     return n;

@@ -113,14 +113,6 @@ static void one_port(int dev, const char *state)
     command("port", dev, state);
 }
 
-static void *answers_later(void *arg)
-{
-    (void)arg;
-    bed_ms(2500); /* longer than regMr waits for a device */
-    bed_script("!hang fv1 0");
-    return NULL;
-}
-
 /* fv1 is still at it when the message begins, and fails then; fv0 carries the message and loses its
  * port in the middle. fv1 is no path for this memory, so sockets carry the rest. */
 static void failing_registration(bool of_sender)
@@ -128,7 +120,6 @@ static void failing_registration(bool of_sender)
     struct r2_req *send, *recv;
     uint32_t keys[R2_WIRE_MAX_NICS] = {0};
     struct r2_mr **late = of_sender ? &out_mr : &in_mr;
-    pthread_t thread;
     uint64_t from;
 
     bed_open(&bed, 2);
@@ -138,7 +129,6 @@ static void failing_registration(bool of_sender)
              0);
     bed_script("!hang fv1 1");
     bed_script("!refuse fv1 reg 1");
-    CHECK_EQ(pthread_create(&thread, NULL, answers_later, NULL), 0);
     CHECK_EQ(r2_engine_reg(of_sender ? bed.tx : bed.rx, of_sender ? out : in, SIZE, 1, late), 0);
     r2_eng.ops->remote_keys((*late)->keys, keys);
     CHECK(keys[0] && !keys[1]);
@@ -147,8 +137,8 @@ static void failing_registration(bool of_sender)
     post(&send, &recv);
     bed_until_script(1);
     CHECK_EQ(bed_script("where"), 10);
-    pthread_join(thread, NULL);
-    bed_ms(50);
+    bed_script("!hang fv1 0");
+    AWAIT(!bed_script("hung fv1"));
     one_port(0, "1 down");
     done(send, recv);
     /* Nobody tried there and ended a path that others use. */
@@ -212,7 +202,7 @@ TEST(read_across_dereg)
     begin();
     CHECK_EQ(r2_engine_reg(bed.tx, out, SIZE, 1, &same), 0);
     CHECK_EQ(r2_engine_irecv(bed.rx, in, SIZE, 0, in_mr, &recv), 0);
-    bed_ms(30); /* it is cleared to send */
+    bed_until_cleared(bed.tx);
     one_port(0, "1 blackhole");
     one_port(1, "1 blackhole");
     CHECK_EQ(r2_engine_isend(bed.tx, out, SIZE, 0, out_mr, &send), 0);

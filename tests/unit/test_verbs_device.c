@@ -272,8 +272,8 @@ static void changed_meanwhile(const char *const *change, const char *attr, int v
     CHECK(first);
     for (; *change; change++) {
         bed_script(*change);
-        for (int ms = 0; ms < BED_WAIT_MS && !**change && bed_paths(bed.tx); ms++)
-            bed_ms(1);
+        WHILE_MS (BED_WAIT_MS, !**change && bed_paths(bed.tx))
+            ;
     }
     bed_ms(50);
     CHECK_EQ(r2_engine_iflush(bed.rx, in.address, in.mr, &second), 0);
@@ -284,9 +284,7 @@ static void changed_meanwhile(const char *const *change, const char *attr, int v
     CHECK_EQ(driver_calls, 0);
     CHECK_MEM(in.view, out.view, SIZE);
     memset(in.view, 0, SIZE);
-    for (int ms = 0; ms < BED_WAIT_MS && bed_attr(attr) != value; ms++)
-        bed_ms(1);
-    CHECK_EQ(bed_attr(attr), value);
+    AWAIT(bed_attr(attr) == value);
     r2_nicstate_forgive(0, r2_now_ns());
     r2_nicstate_forgive(1, r2_now_ns());
     bed_until_paths(bed.tx, 2);
@@ -335,9 +333,7 @@ static void pkeys(int key)
 
 static void until_attr(const char *name, int value)
 {
-    for (int ms = 0; ms < BED_WAIT_MS && bed_attr(name) != value; ms++)
-        bed_ms(1);
-    CHECK_EQ(bed_attr(name), value);
+    AWAIT(bed_attr(name) == value);
 }
 
 static void paths_again(void)
@@ -436,8 +432,8 @@ TEST(waits_for_a_nic)
     begin();
     bed_script("!port fv0 1 down");
     bed_script("!port fv1 1 down");
-    for (int ms = 0; ms < BED_WAIT_MS && bed_paths(bed.tx); ms++)
-        bed_ms(1);
+    WHILE_MS (BED_WAIT_MS, bed_paths(bed.tx))
+        ;
     r2_peer_lock(bed.tx->peer); /* from an outage long ago, whose end nobody looked at */
     bed.tx->stuck_since = r2_now_ns() - 10 * R2_NS_PER_S;
     r2_peer_unlock(bed.tx->peer);
@@ -485,8 +481,8 @@ TEST(none_that_carries)
         bed_script(text);
         bed_script(dev ? "!port fv1 1 down" : "!port fv0 1 down");
     }
-    for (int ms = 0; ms < BED_WAIT_MS && bed_paths(bed.tx); ms++)
-        bed_ms(1);
+    WHILE_MS (BED_WAIT_MS, bed_paths(bed.tx))
+        ;
     bed_script("!port fv0 1 up");
     bed_script("!port fv1 1 up");
     post(&send, &recv);
@@ -507,13 +503,13 @@ TEST(none_is_left_alone)
     for (int turn = 0; turn < 5; turn++) {
         bed_script("!port fv0 1 down");
         bed_script("!port fv1 1 down");
-        for (int ms = 0; ms < BED_WAIT_MS && bed_paths(bed.tx); ms++)
-            bed_ms(1);
+        WHILE_MS (BED_WAIT_MS, bed_paths(bed.tx))
+            ;
         bed_ms(100);
         bed_script("!port fv0 1 up");
         bed_script("!port fv1 1 up");
-        for (int ms = 0; ms < BED_WAIT_MS && !bed_paths(bed.tx); ms++)
-            bed_ms(1);
+        WHILE_MS (BED_WAIT_MS, !bed_paths(bed.tx))
+            ;
         post(&send, &recv);
         CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
         CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);

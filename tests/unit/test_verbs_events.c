@@ -52,8 +52,8 @@ static uint32_t carries(int nic)
 static void until_carries(int nic, bool does)
 {
     r2_nicstate_forgive(nic, r2_now_ns()); /* of the tests before */
-    for (int ms = 0; ms < BED_WAIT_MS && (carries(nic) != 0) != does; ms++)
-        bed_ms(1);
+    WHILE_MS (BED_WAIT_MS, (carries(nic) != 0) != does)
+        ;
     CHECK_MSG((carries(nic) != 0) == does, "NIC %d should%s carry", nic, does ? "" : " not");
 }
 
@@ -88,7 +88,7 @@ TEST(port_of_another)
             snprintf(text, sizeof(text), "!event fv0 %d %d", types[i], port + 1);
             bed_script(text);
         }
-        bed_ms(50);
+        AWAIT(!bed_script("unread fv0"));
         message(port + 10);
         CHECK_EQ(carries(other), gens[other]);
         CHECK_EQ(bed_told(from, R2_EV_PATH_DOWN, nics[other], nics[other], NULL), 0);
@@ -107,7 +107,7 @@ TEST(port_of_another)
             bed_script(text);
         }
     }
-    bed_ms(100);
+    AWAIT(!bed_script("unread fv0"));
     message(2);
     for (int nic = 0; nic < 2; nic++)
         CHECK_EQ(carries(nic), gens[nic]);
@@ -178,8 +178,8 @@ static void of_port(const char *verb, int port, const char *what)
 static void until_anew(int nic, uint32_t gen)
 {
     r2_nicstate_forgive(nic, r2_now_ns());
-    for (int ms = 0; ms < BED_WAIT_MS && (!carries(nic) || carries(nic) == gen); ms++)
-        bed_ms(1);
+    WHILE_MS (BED_WAIT_MS, (!carries(nic) || carries(nic) == gen))
+        ;
     CHECK(carries(nic));
     CHECK_MSG(carries(nic) != gen, "the path of NIC %d has not ended", nic);
 }
@@ -222,8 +222,8 @@ TEST(other_lid_or_partition)
             message(port);
         }
     }
-    for (int ms = 0; ms < BED_WAIT_MS && bed_attr("pkey") != key; ms++)
-        bed_ms(1); /* ends of what was tried between the two partitions */
+    WHILE_MS (BED_WAIT_MS, bed_attr("pkey") != key)
+        ; /* ends of what was tried between the two partitions */
     CHECK_EQ(bed_attr("pkey"), key);
     finish();
 }
@@ -249,7 +249,7 @@ TEST(nothing_new)
         of_port("pkey", port, "1 0x8002");
         of_port("pkey", port, same);
     }
-    bed_ms(200);
+    AWAIT(!bed_script("unread fv0"));
     message(1);
     for (int nic = 0; nic < 2; nic++)
         CHECK_EQ(ended(from, nic, nic), 0);
@@ -281,9 +281,7 @@ TEST(told_before_the_device_answers)
         bed_script("!hang fv0 2");
         snprintf(text, sizeof(text), "!port fv0 %d down", port + 1);
         bed_script(text);
-        for (int ms = 0; ms < BED_WAIT_MS && active(port); ms++)
-            bed_ms(1);
-        CHECK(!active(port));
+        AWAIT(!active(port));
         CHECK(active(1 - port));
         until_carries(port, false);
         CHECK_EQ(ended(from, 1 - port, 1 - port), 0);
@@ -314,7 +312,7 @@ TEST(change_is_seen_early)
         bed_script("!hang fv0 2");
         snprintf(text, sizeof(text), "!event fv0 %d 1", types[i]);
         bed_script(text);
-        bed_ms(20); /* asked */
+        AWAIT(bed_script("hung fv0")); /* asked */
         snprintf(text, sizeof(text), "0 %d", i ? key : other);
         of_port("pkey", 0, text);
         bed_script("!hang fv0 0");
@@ -322,9 +320,7 @@ TEST(change_is_seen_early)
         CHECK_EQ(carries(1), gens[1]);
         message((int)i);
     }
-    for (int ms = 0; ms < BED_WAIT_MS && bed_attr("pkey") != key; ms++)
-        bed_ms(1);
-    CHECK_EQ(bed_attr("pkey"), key);
+    AWAIT(bed_attr("pkey") == key);
     finish();
 }
 
@@ -347,9 +343,8 @@ TEST(events_of_queues)
         from = bed_journal();
         snprintf(text, sizeof(text), "!queue fv0 %d %d", ends[i], (int)i * 2);
         bed_script(text);
-        for (int ms = 0; ms < BED_WAIT_MS && !bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, NULL);
-             ms++)
-            bed_ms(1);
+        WHILE_MS (BED_WAIT_MS, !bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, NULL))
+            ;
         message((int)i);
         /* There may be one across, that stands by. */
         hit = (ended(from, 0, 0) > 0) + (ended(from, 1, 1) > 0) +
@@ -364,7 +359,7 @@ TEST(events_of_queues)
         snprintf(text, sizeof(text), "!queue fv0 %d %d", means_nothing[i], (int)i);
         bed_script(text);
     }
-    bed_ms(100);
+    AWAIT(!bed_script("unread fv0"));
     message(9);
     CHECK_EQ(bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, NULL), 0);
     finish();
@@ -451,9 +446,7 @@ TEST(gid_changes_meanwhile)
         uint64_t begun = r2_now_ns();
 
         bed_script("!gid fv0 1 1 127.0.99.1"); /* leads nowhere */
-        for (int ms = 0; ms < BED_WAIT_MS && !atomic_load(&ep->failed); ms++)
-            bed_ms(1);
-        CHECK(atomic_load(&ep->failed));
+        AWAIT(atomic_load(&ep->failed));
         CHECK_LT(r2_now_ns() - begun, R2_NS_PER_S);
         r2_vep_put(ep);
         message(turn); /* over the other port */

@@ -69,9 +69,7 @@ TEST(from_the_beginning)
     for (int nic = 0; nic < 2; nic++)
         r2_nicstate_forgive(nic, r2_now_ns());
     bed_until_paths(bed.tx, 2);
-    for (int ms = 0; ms < BED_WAIT_MS && sockets(); ms++)
-        bed_ms(1);
-    CHECK_EQ(sockets(), 0);
+    AWAIT(!sockets());
     message(3);
     bed_finish(&bed, &memory);
     r2_engine_finalize(first);

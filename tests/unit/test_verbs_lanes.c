@@ -111,9 +111,7 @@ static void one_dies(int q, enum death death)
     CHECK_GE(bed_told(from, R2_EV_PATH_DOWN, NIC, NIC, NULL), 1);
     CHECK_EQ(bed_told(from, R2_EV_PATH_DOWN, "127.0.2.1", "127.0.2.1", NULL), 0);
     CHECK_EQ(bed_told(from, R2_EV_NIC_DOWN, NULL, NULL, NULL), 0);
-    for (int ms = 0; ms < BED_WAIT_MS && !fenced(sender); ms++)
-        bed_ms(1);
-    CHECK(fenced(sender));
+    AWAIT(fenced(sender));
     r2_vep_put(sender);
     r2_vep_put(receiver);
     until_back(gen);

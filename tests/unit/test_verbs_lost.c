@@ -50,7 +50,7 @@ static void one_message(size_t size, int kind)
         out[i] = (uint8_t)(i * 7 + i / 251);
     memset(in, 0xdb, SIZE);
     CHECK_EQ(r2_engine_irecv(bed.rx, in, size, 0, in_mr, &recv_req), 0);
-    bed_ms(50); /* it is cleared to send */
+    bed_until_cleared(bed.tx);
     lose(kind);
     CHECK_EQ(r2_engine_isend(bed.tx, out, size, 0, out_mr, &send_req), 0);
     CHECK(recv_req && send_req);
@@ -150,7 +150,7 @@ static uint64_t receive_after_one(struct bed_memory *memory, struct r2_req **rec
     from = bed_journal();
     memset(in, 0xdb, SIZE);
     CHECK_EQ(r2_engine_irecv(bed.rx, in, SIZE, 0, memory->in_mr, recv), 0);
-    bed_ms(50);
+    bed_until_cleared(bed.tx);
     return from;
 }
 
@@ -237,9 +237,7 @@ static void control_alone(const char *how, bool initiator, const char *cause)
     bed_register(&bed, &memory);
     bed_message(&bed, &memory, turn++);
     from = bed_journal();
-    for (int ms = 0; ms < BED_WAIT_MS && !(carries() && control_of(initiator)); ms++)
-        bed_ms(1);
-    CHECK(carries() && control_of(initiator));
+    AWAIT(carries() && control_of(initiator));
     snprintf(text, sizeof(text), "%s %u", how, control_of(initiator));
     bed_script(text);
     until = r2_now_ns() + BED_WAIT_MS * R2_NS_PER_MS;

@@ -70,9 +70,7 @@ static void begin(void)
     bed_open(&bed, 2);
     bed_register(&bed, &memory);
     bed_message(&bed, &memory, turn++);
-    for (int ms = 0; ms < BED_WAIT_MS && !(told(bed.tx) && told(bed.rx)); ms++)
-        bed_ms(1);
-    CHECK(told(bed.tx) && told(bed.rx));
+    AWAIT(told(bed.tx) && told(bed.rx));
 }
 
 static int came_up(uint64_t from)
@@ -232,9 +230,7 @@ TEST(large_packets_vanish)
 static void end_paths(const char *script)
 {
     bed_script("!port fv0 1 down");
-    for (int ms = 0; ms < BED_WAIT_MS && carries(); ms++)
-        bed_ms(1);
-    CHECK(!carries());
+    AWAIT(!carries());
     r2_nicstate_forgive(0, r2_now_ns());
     bed_script(script);
     bed_script("!port fv0 1 up");

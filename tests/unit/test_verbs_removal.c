@@ -61,8 +61,8 @@ static uint32_t key(const struct r2_mr *mr, int nic)
 
 static void until_key(const struct r2_mr *mr, int nic, bool there)
 {
-    for (int ms = 0; ms < BED_WAIT_MS && (key(mr, nic) != 0) != there; ms++)
-        bed_ms(1);
+    WHILE_MS (BED_WAIT_MS, (key(mr, nic) != 0) != there)
+        ;
     CHECK_EQ(key(mr, nic) != 0, there);
 }
 
@@ -247,7 +247,7 @@ TEST(old_one_answers_late)
         bed_script("!hang fv1 2");
         snprintf(text, sizeof(text), "!event fv1 %d 1", IBV_EVENT_SM_CHANGE);
         bed_script(text);
-        bed_ms(50);
+        AWAIT(bed_script("hung fv1"));
         bed_script(ways[i]);
         until_second(false);
         bed_script("!restore fv1");
@@ -279,8 +279,8 @@ TEST(bytes_under_way)
 
     begin();
     bed_script("!port fv0 1 down");
-    for (int ms = 0; ms < BED_WAIT_MS && bed_paths(bed.tx) > 1; ms++)
-        bed_ms(1);
+    WHILE_MS (BED_WAIT_MS, bed_paths(bed.tx) > 1)
+        ;
     bed_script("network 32768");
     memset(out, 0x5a, SIZE);
     CHECK_EQ(r2_engine_irecv(bed.rx, in, SIZE, 0, dmr, &recv), 0);
@@ -332,8 +332,8 @@ TEST(keys_are_not_confirmed)
     begin();
     CHECK_EQ(r2_engine_reg(bed.rx, more, sizeof(more), 1, &mr), 0);
     bed_script("!port fv1 1 down");
-    for (int ms = 0; ms < BED_WAIT_MS && bed_paths(bed.tx) > 1; ms++)
-        bed_ms(1);
+    WHILE_MS (BED_WAIT_MS, bed_paths(bed.tx) > 1)
+        ;
     bed_ms(200); /* the path's own memory is not what is asked for first */
     bed_script("!refuse fv1 dereg 1000000");
     bed_script("!fatal fv1");
@@ -410,20 +410,18 @@ TEST(old_one_is_closed)
     bed_script("!refuse fv1 reg 3");
     bed_script("!remove fv1");
     bed_script("!restore fv1");
-    for (int ms = 0; ms < BED_WAIT_MS && !there(1); ms++)
-        bed_ms(1);
-    CHECK(there(1));
+    AWAIT(there(1));
     CHECK_EQ(r2_engine_dereg(bed.rx, mr), 0);
     finish();
-    for (int ms = 0; ms < BED_WAIT_MS && bed_script("closed") == before; ms++)
-        bed_ms(1);
+    WHILE_MS (BED_WAIT_MS, bed_script("closed") == before)
+        ;
     CHECK_EQ(bed_script("closed"), before + 1);
 }
 
 static void *removes_soon(void *arg)
 {
     (void)arg;
-    bed_ms(300);
+    AWAIT(thread_waits(getpid()));
     bed_script("!remove fv1");
     return NULL;
 }
@@ -439,8 +437,8 @@ TEST(word_comes_late)
     CHECK_EQ(r2_engine_reg(bed.rx, more, sizeof(more), 1, &mr), 0);
     bed_script("!refuse fv1 dereg 1000000");
     bed_script("!fatal fv1");
-    for (int ms = 0; ms < BED_WAIT_MS && bed_paths(bed.tx) > 1; ms++)
-        bed_ms(1);
+    WHILE_MS (BED_WAIT_MS, bed_paths(bed.tx) > 1)
+        ;
     CHECK_EQ(pthread_create(&thread, NULL, removes_soon, NULL), 0);
     CHECK_EQ(r2_engine_dereg(bed.rx, mr), 0);
     pthread_join(thread, NULL);
@@ -534,8 +532,8 @@ TEST(made_meanwhile)
     CHECK_GT(fenced(), 0);
     bed_ms(100); /* whoever lets go too early has done so */
     atomic_store(&caught, false);
-    for (int ms = 0; ms < BED_WAIT_MS && (fenced() || atomic_load(&r2_verbs.nics[1].qps)); ms++)
-        bed_ms(1);
+    WHILE_MS (BED_WAIT_MS, (fenced() || atomic_load(&r2_verbs.nics[1].qps)))
+        ;
     CHECK_EQ(fenced(), 0);
     CHECK_EQ(atomic_load(&r2_verbs.nics[1].qps), 0);
     ends_well();

@@ -73,7 +73,7 @@ TEST(word_is_enough)
     gen = newest(bed.rx->peer);
     CHECK_EQ(r2_eng.ops->remote_keys(same_mr->keys, before), 2);
     CHECK_EQ(r2_engine_irecv(bed.rx, in, SIZE, 0, in_mr, &req), 0);
-    bed_ms(20); /* it is cleared to send */
+    bed_until_cleared(bed.tx);
     CHECK_EQ(r2_engine_dereg(bed.rx, in_mr), 0);
     CHECK_EQ(bed_test(req, 0), -ECANCELED);
     message(tx2, rx2, smr, omr);

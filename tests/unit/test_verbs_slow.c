@@ -33,16 +33,14 @@ static uint32_t bulk_of(bool initiator)
 /* It has one by now. */
 static uint32_t until_bulk(bool initiator)
 {
-    for (int ms = 0; ms < BED_WAIT_MS && !bulk_of(initiator); ms++)
-        bed_ms(1);
-    CHECK(bulk_of(initiator));
+    AWAIT(bulk_of(initiator));
     return bulk_of(initiator);
 }
 
 static void until_told(uint64_t from, enum r2_seg_event event)
 {
-    for (int ms = 0; ms < BED_WAIT_MS && !bed_told(from, event, NULL, NULL, NULL); ms++)
-        bed_ms(1);
+    WHILE_MS (BED_WAIT_MS, !bed_told(from, event, NULL, NULL, NULL))
+        ;
     CHECK_GE(bed_told(from, event, NULL, NULL, NULL), 1);
 }
 
@@ -92,12 +90,12 @@ TEST(count_arrived)
     qp = until_bulk(false);
     snprintf(text, sizeof(text), "receives %u", qp);
     bed_script("!lose fv0 4"); /* R2_WR_BULK_RX */
-    for (int ms = 0; ms < BED_WAIT_MS && bed_script(text) == R2_BULK_RX; ms++)
-        bed_ms(1);
+    WHILE_MS (BED_WAIT_MS, bed_script(text) == R2_BULK_RX)
+        ;
     CHECK_EQ(bed_script(text), R2_BULK_RX - 1);
     bed_message(&bed, &memory, 1);
-    for (int ms = 0; ms < BED_WAIT_MS && bed_script(text) < R2_BULK_RX; ms++)
-        bed_ms(1);
+    WHILE_MS (BED_WAIT_MS, bed_script(text) < R2_BULK_RX)
+        ;
     CHECK_EQ(bed_script(text), R2_BULK_RX);
     bed_message(&bed, &memory, 2);
     CHECK_EQ(bulk_of(false), qp);

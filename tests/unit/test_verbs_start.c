@@ -146,8 +146,8 @@ static int threads(void)
 /* They were opened after all, and closed again, and their threads are gone. */
 static void late_ones_go(int closed, int left)
 {
-    for (int ms = 0; ms < BED_WAIT_MS && (bed_script("closed") < closed || threads() > left); ms++)
-        bed_ms(1);
+    WHILE_MS (BED_WAIT_MS, (bed_script("closed") < closed || threads() > left))
+        ;
     CHECK_EQ(bed_script("closed"), closed);
     CHECK_EQ(threads(), left);
 }
@@ -214,9 +214,7 @@ static void finalized_meanwhile(void)
 /* The devices are being opened. */
 static void until_begun(void)
 {
-    for (int ms = 0; ms < BED_WAIT_MS && !threads(); ms++)
-        bed_ms(1);
-    CHECK_GT(threads(), 0);
+    AWAIT(threads());
 }
 
 static void *answers_soon(void *arg)

@@ -66,29 +66,46 @@ TEST(every_event_is_known)
     CHECK_EQ(r2_async_info(4711)->act, R2_ASYNC_IGNORE);
 }
 
+/* A row of the table: its events, and what follows. */
+static bool row_names(const char *text, const char *follows, const char *name)
+{
+    char end[96], found[64];
+    const char *row, *at;
+
+    snprintf(end, sizeof(end), " | %s |\n", follows);
+    at = strstr(text, end);
+    if (!at)
+        return false;
+    for (row = at; row[-1] != '\n'; row--)
+        ;
+    snprintf(found, sizeof(found), " %s", name);
+    for (const char *p = row; (p = strstr(p, found)) && p < at; p++) {
+        if (p[strlen(found)] == ',' || p + strlen(found) == at)
+            return true;
+    }
+    return false;
+}
+
 /* The table of events in docs/failures.md is this one. */
 TEST(documented)
 {
+    static const char *const follows[] = {
+        [R2_ASYNC_FAIL] = "the paths of that completion queue or queue pair end",
+        [R2_ASYNC_DOWN] = "the port's paths end, none is made until PORT_ACTIVE",
+        [R2_ASYNC_UP] = "read again, then used",
+        [R2_ASYNC_REFRESH] = "read again",
+        [R2_ASYNC_GONE] = "the device is not used until it is listed anew"};
     const char *text = document("docs/failures.md");
-    char row[512];
 
     for (int t = IBV_EVENT_CQ_ERR; t <= IBV_EVENT_WQ_FATAL; t++) {
         const struct r2_async_info *info = r2_async_info(t);
-        static const char *const follows[] = {[R2_ASYNC_FAIL] = "the paths in scope end",
-                                              [R2_ASYNC_DOWN] =
-                                                  "the paths end, none is made until PORT_ACTIVE",
-                                              [R2_ASYNC_UP] = "read again, then used",
-                                              [R2_ASYNC_REFRESH] = "read again",
-                                              [R2_ASYNC_GONE] = "not used until it is listed anew"};
-        static const char *const scopes[] = {"none", "queue pair", "completion queue", "port",
-                                             "device"};
 
         if (info->act == R2_ASYNC_IGNORE) /* named in the text above the table */
-            snprintf(row, sizeof(row), "%s", info->name);
+            CHECK_MSG(strstr(text, info->name), "docs/failures.md lacks %s", info->name);
         else
-            snprintf(row, sizeof(row), "\n| %s | %s | %s | %s |\n", info->name, info->meaning,
-                     scopes[info->scope], follows[info->act]);
-        CHECK_MSG(strstr(text, row), "docs/failures.md lacks the row\n%s", row);
+            CHECK_MSG(row_names(text, follows[info->act], info->name),
+                      "docs/failures.md: %s is not in the row of '%s'", info->name,
+                      follows[info->act]);
     }
 }
 

@@ -12,6 +12,7 @@
 #include "await.h"
 #include "check.h"
 #include "engine/loop/loop.h"
+#include "engine/message/message.h"
 #include "journal_look.h"
 
 /* A frozen queue pair takes longest: its peer may be idle, and answers with its second heartbeat.
@@ -28,7 +29,7 @@ static int (*bed_script)(const char *text); /* tests/fakeverbs/script.c */
 
 __attribute__((unused)) static void bed_ms(int ms)
 {
-    await_us((unsigned)ms * 1000);
+    pause_us((unsigned long)ms * 1000);
 }
 
 /* The stand-in beside this program's build folder; skips the test where it could not be built. */
@@ -155,6 +156,19 @@ __attribute__((unused)) static void bed_until_script(int state)
     for (int ms = 0; ms < BED_WAIT_MS && bed_script("") < state; ms++)
         bed_ms(1);
     CHECK_GE(bed_script(""), state);
+}
+
+/* The connection's next message is cleared to send. */
+__attribute__((unused)) static void bed_until_cleared(struct r2_conn *tx)
+{
+    bool cleared = false;
+
+    WHILE_MS (BED_WAIT_MS, !cleared) {
+        r2_peer_lock(tx->peer);
+        cleared = r2_send_cts(tx, tx->next_seq);
+        r2_peer_unlock(tx->peer);
+    }
+    CHECK(cleared);
 }
 
 /* Buffers that both ends have registered, and a message between them, other bytes with each turn.

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "util/num.h"
+
 #define NS_PER_MS UINT64_C(1000000)
 #define NS_PER_S UINT64_C(1000000000)
 
@@ -28,23 +30,6 @@
 #define LOSS_SIBLINGS 4 /* and that many times what its siblings lose */
 #define LOSSY_ROUNDS 1
 #define CLEAN_ROUNDS 4
-
-static uint64_t max_u64(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
-static uint64_t mul_div(uint64_t a, uint64_t b, uint64_t c)
-{
-    unsigned __int128 x = (unsigned __int128)a * b / c;
-
-    return x > UINT64_MAX ? UINT64_MAX : (uint64_t)x;
-}
 
 static void forget(struct r2_grey *g)
 {
@@ -78,8 +63,9 @@ uint64_t r2_grey_expect(const struct r2_grey *g, uint64_t bytes)
 
     if (!g->best_rate)
         return 0;
-    least = mul_div(g->least_bytes, NS_PER_S, g->best_rate);
-    return mul_div(bytes, NS_PER_S, g->best_rate) + (g->least_ns > least ? g->least_ns - least : 0);
+    least = r2_mul_div(g->least_bytes, NS_PER_S, g->best_rate);
+    return r2_mul_div(bytes, NS_PER_S, g->best_rate) +
+           (g->least_ns > least ? g->least_ns - least : 0);
 }
 
 /* The best rate is one that was kept up: a single good window may be a burst that a shaper or a
@@ -90,9 +76,9 @@ static void keep_rate(struct r2_grey *g)
 
     g->kept[g->kept_at++ % 4] = g->rate;
     for (int i = 0; i < 4; i++)
-        least = min_u64(least, g->kept[i]);
-    g->peak = max_u64(g->peak, least);
-    g->best_rate = max_u64(g->best_rate, least);
+        least = r2_min(least, g->kept[i]);
+    g->peak = r2_max(g->peak, least);
+    g->best_rate = r2_max(g->best_rate, least);
 }
 
 /* A window in which the path had more to do than it could: its rate is what the path can now. */
@@ -111,26 +97,26 @@ static void take_evidence(struct r2_grey *g)
         g->shown[0] = 0;
     }
     for (int i = 0; i < 4; i++)
-        least = min_u64(least, g->busy_rates[i]);
-    g->shown[0] = max_u64(g->shown[0], least);
+        least = r2_min(least, g->busy_rates[i]);
+    g->shown[0] = r2_max(g->shown[0], least);
 }
 
 static uint64_t shown(const struct r2_grey *g)
 {
-    return max_u64(g->shown[0], g->shown[1]);
+    return r2_max(g->shown[0], g->shown[1]);
 }
 
 static void close_window(struct r2_grey *g, uint64_t now)
 {
     g->measured = g->rate;
     if (g->busy_ns)
-        g->rate = min_u64(g->rate, mul_div(g->busy_bytes, NS_PER_S, g->busy_ns));
+        g->rate = r2_min(g->rate, r2_mul_div(g->busy_bytes, NS_PER_S, g->busy_ns));
     keep_rate(g);
     take_evidence(g);
     if (g->best_rate) {
-        g->speed = (uint32_t)min_u64(
-            mul_div(g->expected_ns, R2_GREY_FULL, max_u64(g->actual_ns, 1)), R2_GREY_FULL);
-        g->speed = (uint32_t)max_u64(g->speed, 1);
+        g->speed = (uint32_t)r2_min(
+            r2_mul_div(g->expected_ns, R2_GREY_FULL, r2_max(g->actual_ns, 1)), R2_GREY_FULL);
+        g->speed = (uint32_t)r2_max(g->speed, 1);
         if (g->announced && g->rate >= g->announced / 2)
             g->speed = R2_GREY_FULL;
         g->judged_at = now;
@@ -156,7 +142,7 @@ static void sample(struct r2_grey *g, uint64_t moved, uint64_t took, uint64_t no
 
 void r2_grey_moved(struct r2_grey *g, uint64_t bytes, uint64_t took, bool limited, uint64_t now)
 {
-    uint64_t from = max_u64(g->acked_at, now > took ? now - took : 0);
+    uint64_t from = r2_max(g->acked_at, now > took ? now - took : 0);
 
     g->busy_ns += now > from ? now - from : 0;
     g->busy_bytes += bytes;
@@ -170,7 +156,7 @@ void r2_grey_chunk(struct r2_grey *g, uint64_t moved, uint64_t took, uint64_t ra
     if (g->window_from && now - g->window_from > GAP_NS)
         forget(g);
     if (!g->least_ns || took < g->least_ns) {
-        g->least_ns = max_u64(took, 1);
+        g->least_ns = r2_max(took, 1);
         g->least_bytes = moved;
     }
     g->rate = rate;
@@ -199,8 +185,8 @@ void r2_grey_segments(struct r2_grey *g, uint64_t sent, uint64_t resent, uint64_
     }
     if (now - g->loss_from < LOSS_NS || sent - g->sent_from < LOSS_SEGMENTS)
         return;
-    g->loss_ppm =
-        (uint32_t)min_u64(mul_div(resent - g->resent_from, 1000000, sent - g->sent_from), 1000000);
+    g->loss_ppm = (uint32_t)r2_min(
+        r2_mul_div(resent - g->resent_from, 1000000, sent - g->sent_from), 1000000);
     was = g->resent_from;
     g->loss_at = now;
     g->loss_from = now;
@@ -217,29 +203,46 @@ void r2_grey_segments(struct r2_grey *g, uint64_t sent, uint64_t resent, uint64_
 
 enum what { SPEED, LATENESS, LOSS };
 
+/* Numbers, the greatest first. */
+struct sorted {
+    uint64_t v[64];
+    int n;
+};
+
+static void add(struct sorted *s, uint64_t x)
+{
+    int k;
+
+    for (k = s->n++; k > 0 && s->v[k - 1] < x; k--)
+        s->v[k] = s->v[k - 1];
+    s->v[k] = x;
+}
+
+/* What the sibling shows, in proportion to the announced speeds. */
+static uint64_t as_mine(const struct r2_grey *me, const struct r2_grey *sibling, uint64_t rate)
+{
+    return me->announced && sibling->announced ? r2_mul_div(rate, me->announced, sibling->announced)
+                                               : rate;
+}
+
 /* Median of what is known about the siblings of path `self`, of two the better one (two that fall
  * together are no excuse for each other); false: nothing is known. */
 static bool siblings(struct r2_grey *const *paths, int n, int self, uint64_t now, enum what what,
                      uint64_t *out)
 {
-    uint64_t v[64];
-    int m = 0;
+    struct sorted s = {.n = 0};
 
     for (int i = 0; i < n && i < 64; i++) {
         const struct r2_grey *g = paths[i];
-        uint64_t at = !g ? 0 : what == LOSS ? g->loss_at : g->judged_at, x;
-        int k;
+        uint64_t at = !g ? 0 : what == LOSS ? g->loss_at : g->judged_at;
 
         if (i == self || !at || now - at > (what == LOSS ? 4 * LOSS_NS : FRESH_NS))
             continue;
-        x = what == LOSS ? g->loss_ppm : what == SPEED ? g->speed : g->late_ns;
-        for (k = m++; k > 0 && v[k - 1] < x; k--) /* descending */
-            v[k] = v[k - 1];
-        v[k] = x;
+        add(&s, what == LOSS ? g->loss_ppm : what == SPEED ? g->speed : g->late_ns);
     }
-    if (m)
-        *out = v[what == SPEED ? (m - 1) / 2 : m / 2];
-    return m > 0;
+    if (s.n)
+        *out = s.v[what == SPEED ? (s.n - 1) / 2 : s.n / 2];
+    return s.n > 0;
 }
 
 /* What path `self` should carry if it could what its siblings have shown lately: their median, of
@@ -247,26 +250,15 @@ static bool siblings(struct r2_grey *const *paths, int n, int self, uint64_t now
 static uint64_t level(struct r2_grey *const *paths, int n, int self)
 {
     const struct r2_grey *me = paths[self];
-    uint64_t v[64];
-    int m = 0;
+    struct sorted s = {.n = 0};
 
     for (int i = 0; i < n && i < 64; i++) {
         const struct r2_grey *g = paths[i];
-        uint64_t x;
-        int k;
 
-        if (!g || i == self)
-            continue;
-        x = shown(g);
-        if (!x)
-            x = UINT64_MAX;
-        else if (me->announced && g->announced)
-            x = mul_div(x, me->announced, g->announced);
-        for (k = m++; k > 0 && v[k - 1] < x; k--) /* descending */
-            v[k] = v[k - 1];
-        v[k] = x;
+        if (g && i != self)
+            add(&s, shown(g) ? as_mine(me, g, shown(g)) : UINT64_MAX);
     }
-    return m && v[(m - 1) / 2] != UINT64_MAX ? v[(m - 1) / 2] : 0;
+    return s.n && s.v[(s.n - 1) / 2] != UINT64_MAX ? s.v[(s.n - 1) / 2] : 0;
 }
 
 /* What it can at the least, as of about the time `at`: others may want the same NICs, so what was
@@ -277,32 +269,26 @@ static uint64_t lately(const struct r2_grey *g, uint64_t at)
 
     if (!g->judged_at || age > 4 * FRESH_NS)
         return 0;
-    return max_u64(shown(g), g->measured);
+    return r2_max(shown(g), g->measured);
 }
 
 uint32_t r2_grey_beside(struct r2_grey *const *paths, int n, int self)
 {
     const struct r2_grey *me = paths[self];
-    uint64_t v[64], own = me && shown(me) ? lately(me, me->judged_at) : 0;
-    int m = 0;
+    uint64_t own = me && shown(me) ? lately(me, me->judged_at) : 0;
+    struct sorted s = {.n = 0};
 
     for (int i = 0; i < n && i < 64 && own; i++) {
         const struct r2_grey *g = paths[i];
         uint64_t x = g && i != self ? lately(g, me->judged_at) : 0;
-        int k;
 
-        if (!x)
-            continue;
-        if (me->announced && g->announced)
-            x = mul_div(x, me->announced, g->announced);
-        for (k = m++; k > 0 && v[k - 1] < x; k--) /* descending */
-            v[k] = v[k - 1];
-        v[k] = x;
+        if (x)
+            add(&s, as_mine(me, g, x));
     }
-    if (!m)
+    if (!s.n)
         return 0;
-    own = mul_div(own, R2_GREY_FULL, max_u64(v[m / 2], 1));
-    return (uint32_t)max_u64(min_u64(own, R2_GREY_FULL), 1);
+    own = r2_mul_div(own, R2_GREY_FULL, r2_max(s.v[s.n / 2], 1));
+    return (uint32_t)r2_max(r2_min(own, R2_GREY_FULL), 1);
 }
 
 static void fade(struct r2_grey *const *paths, int n, int self)
@@ -311,10 +297,10 @@ static void fade(struct r2_grey *const *paths, int n, int self)
     uint64_t least, gone;
 
     g->level = level(paths, n, self);
-    least = g->level ? max_u64(shown(g), min_u64(g->peak, g->level)) : g->best_rate;
-    gone = mul_div(g->best_rate, min_u64(g->fade_ns, R2_GREY_HALF_LIFE) * 693 / 1000,
-                   R2_GREY_HALF_LIFE); /* ln 2; a step is short against the half-life */
-    g->best_rate = max_u64(least, g->best_rate - gone);
+    least = g->level ? r2_max(shown(g), r2_min(g->peak, g->level)) : g->best_rate;
+    gone = r2_mul_div(g->best_rate, r2_min(g->fade_ns, R2_GREY_HALF_LIFE) * 693 / 1000,
+                      R2_GREY_HALF_LIFE); /* ln 2; a step is short against the half-life */
+    g->best_rate = r2_max(least, g->best_rate - gone);
     g->fade_ns = 0;
 }
 
@@ -339,7 +325,7 @@ static void well_window(struct r2_grey *g, uint64_t now)
 /* Beside siblings that carry no more, nothing waits for the path, whatever it could do once. */
 static uint64_t held_to(const struct r2_grey *g)
 {
-    return g->level ? min_u64(g->best_rate, g->level) : g->best_rate;
+    return g->level ? r2_min(g->best_rate, g->level) : g->best_rate;
 }
 
 /* A window's verdict; whether the path is slow now. What one window says about times may be the
@@ -358,7 +344,7 @@ static bool is_slow(struct r2_grey *const *paths, int n, int self, uint64_t now)
         return false; /* alone: nobody to compare with, and nobody to take over */
     siblings(paths, n, self, now, LATENESS, &late);
     g->siblings = (uint32_t)others;
-    g->share = (uint32_t)min_u64(g->speed * (uint64_t)R2_GREY_FULL / others, R2_GREY_FULL);
+    g->share = (uint32_t)r2_min(g->speed * (uint64_t)R2_GREY_FULL / others, R2_GREY_FULL);
     g->lately[g->lately_at++ % 3] = g->share;
     if (was && g->measured >= g->best_rate / 4 * 3) {
         well_window(g, now);
@@ -382,10 +368,10 @@ static uint32_t wanted(const struct r2_grey *g, bool slow, bool lossy)
     uint32_t f = R2_GREY_FULL;
 
     if (slow) { /* the least of three windows: one between two speeds says nothing */
-        f = (uint32_t)min_u64(min_u64(g->lately[0], g->lately[1]), g->lately[2]);
-        f = (uint32_t)min_u64(max_u64(f, R2_GREY_LEAST), R2_GREY_ABOVE);
+        f = (uint32_t)r2_min(r2_min(g->lately[0], g->lately[1]), g->lately[2]);
+        f = (uint32_t)r2_min(r2_max(f, R2_GREY_LEAST), R2_GREY_ABOVE);
     }
-    return lossy ? (uint32_t)min_u64(f, R2_GREY_LOSSY) : f;
+    return lossy ? (uint32_t)r2_min(f, R2_GREY_LOSSY) : f;
 }
 
 uint64_t r2_grey_judge(struct r2_grey *const *paths, int n, uint64_t now)

@@ -1,5 +1,7 @@
 #include "engine/core/heartbeat.h"
 
+#include "util/num.h"
+
 #define NS_PER_S 1e9
 #define IDLE_FIRST 4
 #define AGAIN_NS UINT64_C(200000000) /* Linux: a round trip, and four deviations but no less */
@@ -23,16 +25,6 @@ static uint64_t until(uint64_t age, uint64_t due)
     return age < due ? due - age : 0;
 }
 
-static uint64_t later(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
-static uint64_t sooner(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* A path that is quiet for so long is asked early. */
 static uint64_t soon(const struct r2_hb_watch *w)
 {
@@ -42,7 +34,7 @@ static uint64_t soon(const struct r2_hb_watch *w)
 /* How long the answer takes to a heartbeat that got lost once, and alone. */
 static uint64_t answered_again(const struct r2_hb_watch *w)
 {
-    return w->hasty ? 2 * w->srtt + later(AGAIN_NS, 4 * w->var) : 0;
+    return w->hasty ? 2 * w->srtt + r2_max(AGAIN_NS, 4 * w->var) : 0;
 }
 
 /* ns until an interval is over since the last look, or the last look of all is due. */
@@ -55,13 +47,13 @@ static uint64_t until_due(const struct r2_hb_watch *w)
     if (w->unanswered != misses - 1 || w->stalled)
         return next;
     /* Looks before it may have been late, but never does it come right behind one. */
-    next = sooner(next, later(until(w->beat_age, all), least));
+    next = r2_min(next, r2_max(until(w->beat_age, all), least));
     if (!w->quiet || w->beat_age > w->quiet + (w->hasty ? w->interval / 2 : 0) ||
         misses != w->misses)
         return next;
-    last = later(until(w->quiet, all - (w->hasty ? w->interval : w->interval / 4)),
-                 until(w->beat_age, later(all - w->interval / 2, answered_again(w))));
-    return sooner(later(last, least), next);
+    last = r2_max(until(w->quiet, all - (w->hasty ? w->interval : w->interval / 4)),
+                  until(w->beat_age, r2_max(all - w->interval / 2, answered_again(w))));
+    return r2_min(r2_max(last, least), next);
 }
 
 /* ns until it may be asked early; UINT64_MAX: not for this reason. */
@@ -71,8 +63,8 @@ static uint64_t until_early(const struct r2_hb_watch *w)
         return UINT64_MAX;
     if (w->var > w->interval || w->srtt > w->interval) /* a long way: regular ones must do */
         return UINT64_MAX;
-    return later(until(w->quiet, later(soon(w), w->srtt + 4 * w->var)),
-                 until(w->beat_age, w->interval / 2));
+    return r2_max(until(w->quiet, r2_max(soon(w), w->srtt + 4 * w->var)),
+                  until(w->beat_age, w->interval / 2));
 }
 
 enum r2_hb_look r2_hb_look(const struct r2_hb_watch *w)
@@ -91,7 +83,7 @@ uint64_t r2_hb_next(const struct r2_hb_watch *w)
 
     if (w->unanswered)
         return until_due(w);
-    return early == UINT64_MAX ? early : later(early, w->interval / R2_HB_EARLY_STEPS);
+    return early == UINT64_MAX ? early : r2_max(early, w->interval / R2_HB_EARLY_STEPS);
 }
 
 void r2_hb_intervals(const struct r2_hb_load *l, uint64_t *active_ns, uint64_t *idle_ns)

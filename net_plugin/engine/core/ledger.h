@@ -153,10 +153,6 @@ bool r2_send_on_path(const struct r2_send_ledger *l, uint16_t path);
 /* Nothing to hand out. */
 bool r2_send_idle(const struct r2_send_ledger *l);
 
-static inline uint64_t r2_send_acked_bytes(const struct r2_send_ledger *l)
-{
-    return l->acked.bytes;
-}
 /* Bytes that r2_send_next would hand out. */
 static inline uint64_t r2_send_waiting_bytes(const struct r2_send_ledger *l)
 {
@@ -226,14 +222,4 @@ const struct r2_recv_claim *r2_recv_claim_at(const struct r2_recv_ledger *l, uin
 /* Calls cb for every stretch that is done, ascending. cb returns false to stop. */
 typedef bool (*r2_range_fn)(void *arg, uint64_t off, uint64_t len);
 void r2_recv_arrived(const struct r2_recv_ledger *l, r2_range_fn cb, void *arg);
-/* All bytes below this are done (cumulative acknowledgement). */
-static inline uint64_t r2_recv_prefix(const struct r2_recv_ledger *l)
-{
-    return r2_ranges_first_gap(&l->done, 0);
-}
-static inline uint64_t r2_recv_done_bytes(const struct r2_recv_ledger *l)
-{
-    return l->done.bytes;
-}
-
 #endif

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "util/num.h"
+
 #define NS_PER_MS UINT64_C(1000000)
 #define NS_PER_S UINT64_C(1000000000)
 
@@ -26,24 +28,6 @@
 #define STARTUP_GAIN 4
 #define STARTUP_ROUNDS 3               /* rounds without a quarter more rate end the start-up */
 #define LANE_RATE UINT64_C(1000000000) /* one lane surely carries this much, bytes/s */
-
-static uint64_t max_u64(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
-/* a * b / c without overflow, saturating; c > 0. */
-static uint64_t mul_div(uint64_t a, uint64_t b, uint64_t c)
-{
-    unsigned __int128 x = (unsigned __int128)a * b / c;
-
-    return x > UINT64_MAX ? UINT64_MAX : (uint64_t)x;
-}
 
 static uint64_t add_sat(uint64_t a, uint64_t b)
 {
@@ -134,7 +118,7 @@ uint64_t r2_pathrate_rate(const struct r2_pathrate *pr)
     uint64_t rate = 0;
 
     for (int i = 0; i < R2_PATHRATE_BUCKETS; i++) {
-        rate = max_u64(rate, pr->bucket[i]);
+        rate = r2_max(rate, pr->bucket[i]);
     }
     return rate;
 }
@@ -148,18 +132,19 @@ uint64_t r2_pathrate_rate_now(const struct r2_pathrate *pr, uint64_t now_ns)
     if (rate == 0 || pr->inflight == 0) {
         return rate;
     }
-    due = pr->min_rtt_ns + mul_div(pr->inflight, NS_PER_S, rate);
-    return waited <= 2 * due + LATE_NS ? rate : max_u64(mul_div(pr->inflight, NS_PER_S, waited), 1);
+    due = pr->min_rtt_ns + r2_mul_div(pr->inflight, NS_PER_S, rate);
+    return waited <= 2 * due + LATE_NS ? rate
+                                       : r2_max(r2_mul_div(pr->inflight, NS_PER_S, waited), 1);
 }
 
 /* Lets `gap` ns of traffic pass: buckets that fall out of the span are forgotten. */
 static void rate_age(struct r2_pathrate *pr, uint64_t gap)
 {
     uint64_t span =
-        min_u64(max_u64(RATE_SPAN_RTTS * pr->srtt_ns, RATE_SPAN_MIN_NS), RATE_SPAN_MAX_NS) /
+        r2_min(r2_max(RATE_SPAN_RTTS * pr->srtt_ns, RATE_SPAN_MIN_NS), RATE_SPAN_MAX_NS) /
         R2_PATHRATE_BUCKETS;
 
-    pr->bucket_used_ns += min_u64(gap, SAMPLE_GAP_MAX_NS);
+    pr->bucket_used_ns += r2_min(gap, SAMPLE_GAP_MAX_NS);
     while (pr->bucket_used_ns >= span) {
         pr->bucket_used_ns -= span;
         pr->bucket_now = (pr->bucket_now + 1) % R2_PATHRATE_BUCKETS;
@@ -180,7 +165,7 @@ static bool keeps_late(struct r2_late *l, bool late, bool in_time, uint64_t at_s
         bool turn = !l->turns || t_sent_ns >= l->at;
 
         l->chunks += turn || at_send > l->mark;
-        l->mark = max_u64(l->mark, at_send);
+        l->mark = r2_max(l->mark, at_send);
         if (turn) {
             l->turns++;
             l->at = now_ns;
@@ -201,7 +186,7 @@ static bool overdue(struct r2_pathrate *pr, const struct r2_rate_stamp *stamp, u
 
     if (rate == 0)
         return false;
-    due = add_sat(pr->min_rtt_ns, mul_div(moved, NS_PER_S, rate));
+    due = add_sat(pr->min_rtt_ns, r2_mul_div(moved, NS_PER_S, rate));
     return keeps_late(&pr->beyond, took / 2 > add_sat(due, LATE_NS / 8),
                       took <= add_sat(due, LATE_NS / 4), stamp->at_send, t_sent_ns, now_ns);
 }
@@ -211,7 +196,7 @@ static void rate_sample(struct r2_pathrate *pr, const struct r2_rate_stamp *stam
 {
     uint64_t ack_span = now_ns > stamp->delivered_time_ns ? now_ns - stamp->delivered_time_ns : 0;
     uint64_t send_span = t_sent_ns > stamp->first_sent_ns ? t_sent_ns - stamp->first_sent_ns : 0;
-    uint64_t span = max_u64(ack_span, send_span); /* acknowledgements that come in a burst lie */
+    uint64_t span = r2_max(ack_span, send_span); /* acknowledgements that come in a burst lie */
     uint64_t gap =
         pr->last_sample_ns && now_ns > pr->last_sample_ns ? now_ns - pr->last_sample_ns : 0;
     uint64_t bytes = pr->delivered - stamp->delivered;
@@ -221,7 +206,7 @@ static void rate_sample(struct r2_pathrate *pr, const struct r2_rate_stamp *stam
     if (span == 0 || stamp->delivered < pr->valid_from || (!solid && pr->last_sample_ns)) {
         return;
     }
-    rate = mul_div(bytes, NS_PER_S, span);
+    rate = r2_mul_div(bytes, NS_PER_S, span);
     if (solid && !pr->last_sample_ns) {
         memset(pr->bucket, 0, sizeof(pr->bucket)); /* shorter ones may have seen a burst */
     }
@@ -233,13 +218,13 @@ static void rate_sample(struct r2_pathrate *pr, const struct r2_rate_stamp *stam
     } else if (rate <= r2_pathrate_rate(pr)) {
         return;
     }
-    pr->bucket[pr->bucket_now] = max_u64(pr->bucket[pr->bucket_now], rate);
+    pr->bucket[pr->bucket_now] = r2_max(pr->bucket[pr->bucket_now], rate);
 }
 
 static void set_min_rtt(struct r2_pathrate *pr, uint64_t rtt, uint64_t len, uint64_t now_ns)
 {
     pr->min_rtt_ns = rtt;
-    pr->min_rtt_len = (uint32_t)min_u64(len, UINT32_MAX);
+    pr->min_rtt_len = (uint32_t)r2_min(len, UINT32_MAX);
     pr->min_rtt_time_ns = now_ns;
     pr->clean_rtt_ns = 0;
 }
@@ -255,7 +240,7 @@ static void rtt_sample(struct r2_pathrate *pr, uint64_t len, bool clean, uint64_
         set_min_rtt(pr, rtt, len, now_ns);
         expired = false;
     } else if (expired && clean && pr->clean_rtt_ns) {
-        set_min_rtt(pr, min_u64(rtt, pr->clean_rtt_ns), len, now_ns);
+        set_min_rtt(pr, r2_min(rtt, pr->clean_rtt_ns), len, now_ns);
         expired = false;
     } else if (expired && clean) {
         pr->clean_rtt_ns = rtt;
@@ -278,13 +263,13 @@ static void drop_sample(struct r2_pathrate *pr, uint64_t at_send, uint64_t len, 
     uint64_t rate = r2_pathrate_rate(pr);
 
     bool late =
-        rate > 0 && took / 4 > pr->min_rtt_ns + mul_div(moved, NS_PER_S, rate) + LATE_NS / 4;
+        rate > 0 && took / 4 > pr->min_rtt_ns + r2_mul_div(moved, NS_PER_S, rate) + LATE_NS / 4;
 
     if (!keeps_late(&pr->far, late, !late, at_send, t_sent_ns, now_ns))
         return;
     memset(pr->bucket, 0, sizeof(pr->bucket));
     pr->bucket[pr->bucket_now] =
-        max_u64(mul_div(moved, NS_PER_S, max_u64(took - pr->min_rtt_ns, 1)), 1);
+        r2_max(r2_mul_div(moved, NS_PER_S, r2_max(took - pr->min_rtt_ns, 1)), 1);
     memset(&pr->far, 0, sizeof(pr->far));
     memset(&pr->beyond, 0, sizeof(pr->beyond));
     pr->valid_from = pr->delivered;
@@ -316,9 +301,9 @@ void r2_pathrate_on_ack(struct r2_pathrate *pr, uint64_t len, const struct r2_ra
     bool limited;
 
     pr->delivered += len;
-    pr->delivered_time_ns = max_u64(now_ns, pr->delivered_time_ns);
-    pr->first_sent_ns = max_u64(t_sent_ns, pr->first_sent_ns);
-    pr->inflight -= min_u64(len, pr->inflight);
+    pr->delivered_time_ns = r2_max(now_ns, pr->delivered_time_ns);
+    pr->first_sent_ns = r2_max(t_sent_ns, pr->first_sent_ns);
+    pr->inflight -= r2_min(len, pr->inflight);
     if (pr->app_limited_until && pr->delivered > pr->app_limited_until) {
         pr->app_limited_until = 0;
     }
@@ -328,7 +313,7 @@ void r2_pathrate_on_ack(struct r2_pathrate *pr, uint64_t len, const struct r2_ra
     drop_sample(pr, stamp->at_send, 0, t_sent_ns, now_ns);
     if (pr->startup) {
         if (!limited) {
-            pr->startup_window = max_u64(pr->startup_window, was_inflight) + len;
+            pr->startup_window = r2_max(pr->startup_window, was_inflight) + len;
         }
         startup_round(pr, stamp, limited);
     }
@@ -342,12 +327,12 @@ void r2_pathrate_overtaken(struct r2_pathrate *pr, uint64_t len, const struct r2
 
 void r2_pathrate_on_lost(struct r2_pathrate *pr, uint64_t len)
 {
-    pr->inflight -= min_u64(len, pr->inflight);
+    pr->inflight -= r2_min(len, pr->inflight);
 }
 
 void r2_pathrate_app_limited(struct r2_pathrate *pr)
 {
-    pr->app_limited_until = max_u64(pr->delivered + pr->inflight, 1);
+    pr->app_limited_until = r2_max(pr->delivered + pr->inflight, 1);
 }
 
 uint64_t r2_pathrate_window(const struct r2_pathrate *pr, uint64_t chunk, unsigned lanes,
@@ -364,30 +349,30 @@ uint64_t r2_pathrate_window(const struct r2_pathrate *pr, uint64_t chunk, unsign
     if (rate == 0) {
         return 2 * chunk * all;
     }
-    pipe = mul_div(rate, pr->min_rtt_ns, NS_PER_S);
+    pipe = r2_mul_div(rate, pr->min_rtt_ns, NS_PER_S);
     rest = chunk > pr->min_rtt_len ? chunk - pr->min_rtt_len : 0;
     bdp = add_sat(pipe, rest);
     /* Fast paths need all their lanes busy: one lane may be bound by one core, and a window too
      * small for that would measure a rate that makes it smaller still. */
-    floor = add_sat(pipe, chunk * min_u64(1 + rate / LANE_RATE, all));
+    floor = add_sat(pipe, chunk * r2_min(1 + rate / LANE_RATE, all));
     /* Acknowledgements wait behind the peer's own data and for threads that have to wake, which the
      * shortest round trip has not seen. The queue that this makes is no longer for a slow path. */
-    floor = max_u64(floor, chunk + min_u64(mul_div(rate, slack_ns, NS_PER_S),
-                                           max_u64(SLACK_MAX, SLACK_CHUNKS * chunk)));
+    floor = r2_max(floor, chunk + r2_min(r2_mul_div(rate, slack_ns, NS_PER_S),
+                                         r2_max(SLACK_MAX, SLACK_CHUNKS * chunk)));
     if (pr->startup) {
-        return min_u64(max_u64(2 * chunk * all, pr->startup_window),
-                       max_u64(mul_div(STARTUP_GAIN, bdp, 1), floor));
+        return r2_min(r2_max(2 * chunk * all, pr->startup_window),
+                      r2_max(r2_mul_div(STARTUP_GAIN, bdp, 1), floor));
     }
     if (pr->probing_rtt) { /* messages shorter than a chunk would never let it run empty */
         return pr->inflight ? 0 : chunk;
     }
-    return max_u64(mul_div(WINDOW_GAIN, bdp, 1), floor);
+    return r2_max(r2_mul_div(WINDOW_GAIN, bdp, 1), floor);
 }
 
 uint32_t r2_pathrate_chunk_len(const struct r2_pathrate *pr, uint32_t max_chunk)
 {
-    uint64_t len = mul_div(r2_pathrate_rate(pr), CHUNK_TIME_NS, NS_PER_S);
+    uint64_t len = r2_mul_div(r2_pathrate_rate(pr), CHUNK_TIME_NS, NS_PER_S);
 
-    len = min_u64(max_u64(len, pr->known_slow ? R2_CHUNK_SLOW : R2_CHUNK_MIN), max_chunk);
-    return (uint32_t)max_u64(len - len % CHUNK_STEP, CHUNK_STEP);
+    len = r2_min(r2_max(len, pr->known_slow ? R2_CHUNK_SLOW : R2_CHUNK_MIN), max_chunk);
+    return (uint32_t)r2_max(len - len % CHUNK_STEP, CHUNK_STEP);
 }

@@ -109,11 +109,6 @@ uint64_t r2_pathrate_rate(const struct r2_pathrate *pr);
 /* The same, but not more than the present silence allows: a path that should have acknowledged
  * long ago is slower than it was. */
 uint64_t r2_pathrate_rate_now(const struct r2_pathrate *pr, uint64_t now_ns);
-/* Smallest round trip seen lately, ns; 0 before the first sample. */
-static inline uint64_t r2_pathrate_min_rtt(const struct r2_pathrate *pr)
-{
-    return pr->min_rtt_ns;
-}
 static inline uint64_t r2_pathrate_inflight(const struct r2_pathrate *pr)
 {
     return pr->inflight;

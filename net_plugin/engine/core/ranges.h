@@ -41,14 +41,6 @@ uint64_t r2_ranges_first_gap(const struct r2_ranges *r, uint64_t off);
 /* First stretch of [*off, end) that is not in the set: true, and [*off, *gap_end). Else false. */
 bool r2_ranges_gap(const struct r2_ranges *r, uint64_t *off, uint64_t end, uint64_t *gap_end);
 
-static inline uint64_t r2_ranges_total(const struct r2_ranges *r)
-{
-    return r->bytes;
-}
-static inline uint32_t r2_ranges_count(const struct r2_ranges *r)
-{
-    return r->count;
-}
 /* Range number i, 0 <= i < count, in ascending order. */
 static inline const struct r2_range *r2_ranges_at(const struct r2_ranges *r, uint32_t i)
 {

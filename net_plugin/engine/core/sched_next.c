@@ -1,18 +1,12 @@
 #include "engine/core/sched_next.h"
 
+#include "util/num.h"
+
 #define NS_PER_S UINT64_C(1000000000)
-
-/* Gigabytes at a low rate do not fit 64 bits on the way. */
-static uint64_t time_for(uint64_t bytes, uint64_t rate)
-{
-    unsigned __int128 ns = (unsigned __int128)bytes * NS_PER_S / rate;
-
-    return ns > UINT64_MAX ? UINT64_MAX : (uint64_t)ns;
-}
 
 uint64_t r2_sched_done(const struct r2_sched_path *path, uint64_t len)
 {
-    return path->rate ? time_for(path->inflight + len, path->rate) : 0;
+    return path->rate ? r2_mul_div(path->inflight + len, NS_PER_S, path->rate) : 0;
 }
 
 void r2_sched_order(const struct r2_sched_path paths[], int n, uint16_t order[])
@@ -35,23 +29,6 @@ void r2_sched_order(const struct r2_sched_path paths[], int n, uint16_t order[])
     }
 }
 
-int r2_sched_less_busy(const struct r2_sched_path *self, const struct r2_sched_path others[], int n,
-                       uint32_t chunk)
-{
-    uint64_t soon = r2_sched_done(self, 0);
-    int soonest = -1;
-
-    for (int i = 0; i < n; i++) {
-        uint64_t theirs = r2_sched_done(&others[i], chunk);
-
-        if (theirs && theirs < soon) {
-            soon = theirs;
-            soonest = i;
-        }
-    }
-    return soonest;
-}
-
 int r2_sched_next(const struct r2_sched_path *self, const struct r2_sched_path others[], int n,
                   uint64_t waiting, uint32_t chunk)
 {
@@ -71,7 +48,7 @@ int r2_sched_next(const struct r2_sched_path *self, const struct r2_sched_path o
             soonest = i;
         }
     }
-    if (soonest < 0 || soon > mine / 2 || time_for(bytes, rates) >= mine)
+    if (soonest < 0 || soon > mine / 2 || r2_mul_div(bytes, NS_PER_S, rates) >= mine)
         return -1;
     return soonest;
 }

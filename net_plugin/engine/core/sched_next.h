@@ -35,11 +35,4 @@ void r2_sched_order(const struct r2_sched_path paths[], int n, uint16_t order[])
 int r2_sched_next(const struct r2_sched_path *self, const struct r2_sched_path others[], int n,
                   uint64_t waiting, uint32_t chunk);
 
-/* The same for a chunk that any NIC may take, where `inflight` counts what the path's NIC has in
- * flight to all peers: who is done with the chunk before self's NIC is done with that. A NIC that
- * other peers need, since they have no other, leaves its time to them. One with nothing in flight
- * never declines. */
-int r2_sched_less_busy(const struct r2_sched_path *self, const struct r2_sched_path others[], int n,
-                       uint32_t chunk);
-
 #endif

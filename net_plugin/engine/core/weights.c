@@ -2,21 +2,16 @@
 
 #define FORGET 64 /* halvings after which nothing is left of a 64-bit number */
 
-uint32_t r2_weight_of(uint32_t nic, uint32_t ramp, uint32_t grey)
+static uint32_t cut(uint32_t factor)
 {
-    const uint32_t factors[] = {nic, ramp, grey};
-    uint64_t product = R2_WEIGHT_FULL;
+    return factor < R2_WEIGHT_FULL ? factor : R2_WEIGHT_FULL;
+}
 
-    for (int i = 0; i < 3; i++) {
-        uint64_t f = factors[i] < R2_WEIGHT_FULL ? factors[i] : R2_WEIGHT_FULL;
+uint32_t r2_weight_of(uint32_t a, uint32_t b)
+{
+    uint32_t product = cut(a) * cut(b) / R2_WEIGHT_FULL;
 
-        if (f == 0)
-            return 0;
-        product = product * f / R2_WEIGHT_FULL;
-        if (product == 0)
-            product = 1;
-    }
-    return (uint32_t)product;
+    return product || !a || !b ? product : 1;
 }
 
 void r2_share_begin(struct r2_share_set *set)

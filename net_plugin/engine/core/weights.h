@@ -41,7 +41,7 @@ struct r2_share_set {
 };
 
 /* The product, 0 only if a factor is 0. Factors above full count as full. */
-uint32_t r2_weight_of(uint32_t nic, uint32_t ramp, uint32_t grey);
+uint32_t r2_weight_of(uint32_t a, uint32_t b);
 
 /* Membership is counted anew: begin, then every usable path once, then end. What was lately sent
  * stays known as long as some path is limited. */

@@ -1,11 +1,9 @@
-/* What is said to peers: questions, answers, verdicts. */
+/* What is said to peers: questions and answers. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/locate/announce.h"
 #include "engine/locate/round.h"
-#include "util/random.h"
 
 #define SAY_TWICE 2 /* over two paths, because the one that is chosen may be dying as well */
 
@@ -137,82 +135,6 @@ void r2_round_reply(struct r2_round *r, uint64_t now)
         r2_peer_put(a->peer);
     }
     r->n_replies = 0;
-}
-
-/* ---- verdicts about other nodes' NICs; I/O thread 0 */
-
-static struct r2_tells tells;
-
-static int count_peers(void)
-{
-    struct r2_list *n;
-    int count = 0;
-
-    pthread_mutex_lock(&r2_eng.lock);
-    R2_LIST_FOR_EACH (n, &r2_eng.peers)
-        count++;
-    pthread_mutex_unlock(&r2_eng.lock);
-    return count;
-}
-
-void r2_round_tell(const struct r2_wire_addr *nic, const struct r2_wire_addr *other,
-                   enum r2_finding_kind kind, uint64_t now)
-{
-    struct r2_msg_verdict m = {.nic = *nic, .other = *other, .kind = (uint32_t)kind};
-    uint64_t random = now;
-
-    r2_random_bytes(&random, sizeof(random));
-    r2_tells_add(&tells, &m, count_peers(), random, now);
-    r2_tell_tick(now);
-}
-
-void r2_tell_heard(const struct r2_wire_addr *nic, uint64_t now)
-{
-    r2_tells_heard(&tells, nic, count_peers(), now);
-}
-
-/* Its own node has told its peers that the NIC is out of order. Under the peer's lock. */
-static bool is_said(const struct r2_peer *p, const struct r2_wire_addr *nic)
-{
-    for (int i = 0; i < p->n_rnics; i++) {
-        if (p->rnics[i].known && p->rnics[i].word != R2_NIC_USABLE &&
-            r2_same_nic(&p->rnics[i].addr, nic))
-            return true;
-    }
-    return false;
-}
-
-static void tell_all(const struct r2_msg_verdict *m)
-{
-    bool said = false, few = count_peers() <= R2_TELL_FEW;
-
-    R2_FOR_EACH_PEER(p)
-    {
-        if (few)
-            break;
-        r2_peer_lock(p);
-        said |= is_said(p, &m->nic);
-        r2_peer_unlock(p);
-    }
-    if (said)
-        return;
-    R2_FOR_EACH_PEER(p)
-    {
-        struct r2_msg_verdict mine = *m;
-
-        r2_peer_lock(p);
-        r2_nicnews_hint(p, &mine, r2_peer_now(p));
-        say(p, -1, R2_F_VERDICT, &mine, sizeof(mine), NULL, 0);
-        r2_peer_unlock(p);
-    }
-}
-
-void r2_tell_tick(uint64_t now)
-{
-    struct r2_msg_verdict m;
-
-    while (r2_tells_due(&tells, &m, now))
-        tell_all(&m);
 }
 
 /* Text from the wire, for people: it ends, and shows nothing strange. */

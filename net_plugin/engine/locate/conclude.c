@@ -1,4 +1,4 @@
-/* Verdicts: given, noted, told, adopted; and NICs that come back. */
+/* Verdicts: given, noted, adopted. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,11 +6,9 @@
 #include <time.h>
 
 #include "engine/locate/round.h"
-#include "util/random.h"
 
 #define RECENT 64
 #define WRITE_TRIES 20 /* of 0.1 ms */
-#define RECOVER_FIRST_NS (200 * R2_NS_PER_MS)
 
 static struct recent {
     int lnic;
@@ -18,14 +16,6 @@ static struct recent {
     uint64_t at;
 } recent[RECENT];
 static unsigned next_recent;
-
-static uint64_t recover_wait[R2_MAX_NICS]; /* between questions whether the NIC works again */
-
-/* A verdict took the NIC out of service, and nothing has said since that it works. */
-static bool is_out(int nic)
-{
-    return atomic_load(&r2_eng.nic_state[nic].recover_at) != 0;
-}
 
 bool r2_verdict_recent(int lnic, const struct r2_wire_addr *addr, uint64_t now)
 {
@@ -101,10 +91,13 @@ static int usable_nics(void)
 /* The last NIC stays in service: a broken one is as good as none. */
 static void take_out(int nic, const char *why, uint64_t now)
 {
+    struct r2_wire_addr own;
+
     if (!r2_nic_usable(nic) || usable_nics() < 2)
         return;
-    recover_wait[nic] = RECOVER_FIRST_NS;
-    r2_nicstate_located(nic, now + RECOVER_FIRST_NS, why, now);
+    if (r2_eng.ops->address(nic, &own) == 0)
+        remember(-1, &own, now); /* that its carrier goes as well is no other verdict */
+    r2_nicstate_located(nic, why, now);
 }
 
 /* ---- the node segment */
@@ -207,7 +200,6 @@ static void spread_local(const struct r2_round *r, struct r2_finding *v)
 static void carry_out(struct r2_round *r, const struct r2_finding *v, bool first_hand, uint64_t now)
 {
     const struct r2_finding *local = NULL, *said = &v[0];
-    struct r2_wire_addr own;
 
     for (int i = 0; i < r->n_suspects; i++) {
         pronounce(r, i, &v[i], now);
@@ -216,15 +208,11 @@ static void carry_out(struct r2_round *r, const struct r2_finding *v, bool first
         if (v[i].kind != R2_FOUND_UNDECIDED && said->kind == R2_FOUND_UNDECIDED)
             said = &v[i];
     }
-    if (r2_eng.ops->address(r->lnic, &own))
-        return;
     if (first_hand)
         share_own(r->lnic, local ? R2_NODE_FAILED : R2_NODE_UNKNOWN, local ? local : said, r);
     for (int i = 0; first_hand && i < r->n_suspects; i++) {
-        if (!blames_remote(v[i].kind))
-            continue;
-        share_remote(&r->suspects[i], &v[i]);
-        r2_round_tell(&r->suspects[i].addr, &own, v[i].kind, now);
+        if (blames_remote(v[i].kind))
+            share_remote(&r->suspects[i], &v[i]);
     }
     if (local)
         take_out(r->lnic, local->why, now);
@@ -310,62 +298,6 @@ void r2_round_adopt(struct r2_round *r, uint64_t now)
         carry_out(r, v, false, now);
 }
 
-/* ---- hints */
-
-/* An answer since then is no old one: the round has had all paths asked (peer_hb_doubt). */
-static uint64_t lately(struct r2_peer *p)
-{
-    uint64_t now = r2_peer_now(p);
-
-    return now > 4 * p->hb_interval ? now - 4 * p->hb_interval : 0;
-}
-
-/* Paths over the pair fail at once, while another path to the peer answers (invariant "silence is
- * not failure"). */
-static void fail_pair(const struct r2_target *t)
-{
-    R2_FOR_EACH_PEER(p)
-    {
-        bool other = false;
-
-        r2_peer_lock(p);
-        R2_FOR_EACH_PATH (path, p)
-            other |= path->lnic != t->lnic && r2_path_hb_answers(path, lately(p));
-        R2_FOR_EACH_PATH (path, p) {
-            if (other && r2_path_is_up(path) && path->lnic == t->lnic &&
-                r2_same_nic(&p->rnics[path->rnic].addr, &t->addr))
-                r2_path_fail(path, path->gen, ETIMEDOUT, "a hint; then a probe was not answered");
-        }
-        if (p->resync && p->n_up)
-            r2_peer_resync(p);
-        r2_peer_unlock(p);
-    }
-}
-
-void r2_check_conclude(struct r2_round *r, uint64_t now)
-{
-    int own = r2_nic_own(&r->about), silent = 0, answered = 0;
-    struct r2_finding v;
-
-    for (int i = 0; i < r->n_targets; i++) {
-        silent += r->targets[i].outcome == R2_SEEN_SILENT;
-        answered += r->targets[i].outcome == R2_SEEN_ANSWERED;
-    }
-    if (own >= 0 && r->have_row && silent && !answered &&
-        blames_local((enum r2_finding_kind)r->row.kind)) {
-        adopted_text(&v, &r->row);
-        v.kind = R2_FOUND_LOCAL;
-        r2_count(&r2_eng.n->locate_adopted, 1);
-        journal(own, NULL, NULL, 0, now - r->began, v.why);
-        take_out(own, v.why, now);
-        return;
-    }
-    for (int i = 0; i < r->n_targets; i++) {
-        if (r->targets[i].outcome == R2_SEEN_SILENT)
-            fail_pair(&r->targets[i]);
-    }
-}
-
 void r2_verdict_word(struct r2_peer *p, int lnic, int rnic, uint64_t now)
 {
     struct r2_wire_addr addr;
@@ -385,73 +317,13 @@ void r2_verdict_word(struct r2_peer *p, int lnic, int rnic, uint64_t now)
     journal(lnic, name, host, pid, 0, "remote NIC: its node says so");
 }
 
-/* ---- back in service */
-
 void r2_verdict_nic(int nic, uint64_t now)
 {
     struct r2_wire_addr own;
 
-    if (r2_nic_usable(nic)) {
-        atomic_store(&r2_eng.nic_state[nic].recover_at, 0);
-        return;
-    }
-    if (is_out(nic) || r2_nic_word(nic) != R2_NIC_DOWN || r2_eng.ops->address(nic, &own) ||
+    if (r2_nic_word(nic) != R2_NIC_DOWN || r2_eng.ops->address(nic, &own) ||
         r2_verdict_recent(-1, &own, now))
         return;
     remember(-1, &own, now);
     journal(nic, NULL, NULL, 0, 0, "local NIC: no carrier");
-}
-
-static void back_in_service(int nic, const char *why, uint64_t now)
-{
-    struct r2_finding v = {.kind = R2_FOUND_TRANSIENT};
-
-    r2_nicstate_located(nic, 0, why, now);
-    snprintf(v.why, sizeof(v.why), "%s", why);
-    share_own(nic, R2_NODE_WORKS, &v, NULL);
-}
-
-void r2_recover_soon(int nic, uint64_t now)
-{
-    if (is_out(nic))
-        atomic_store(&r2_eng.nic_state[nic].recover_at, now);
-}
-
-void r2_recover_tick(uint64_t now)
-{
-    for (int i = 0; i < r2_local.n; i++) {
-        struct r2_prng jitter;
-        struct r2_round *r;
-
-        if (!is_out(i) || now < atomic_load(&r2_eng.nic_state[i].recover_at) || !r2_nic_is_up(i) ||
-            r2_round_of(R2_ROUND_RECOVER, i))
-            continue;
-        r2_prng_seed(&jitter, now + (uint64_t)i);
-        recover_wait[i] *= 2;
-        if (recover_wait[i] > R2_PROBE_NS)
-            recover_wait[i] = R2_PROBE_NS;
-        atomic_store(&r2_eng.nic_state[i].recover_at,
-                     now + r2_health_jitter(recover_wait[i], r2_prng_next(&jitter)));
-        r = r2_round_new(R2_ROUND_RECOVER, i, now);
-        if (!r)
-            continue;
-        r2_targets_collect(r);
-        if (r->n_targets)
-            continue;
-        r2_round_free(r, now);
-        back_in_service(i, "nobody is left whom it could ask", now);
-    }
-}
-
-void r2_recover_conclude(struct r2_round *r, uint64_t now)
-{
-    for (int i = 0; i < r->n_targets; i++) {
-        enum r2_seen seen = r->targets[i].outcome;
-
-        /* A kernel's answer came over our NIC too, whatever keeps its process busy. */
-        if ((seen == R2_SEEN_ANSWERED || seen == R2_SEEN_MUTE) && is_out(r->lnic)) {
-            back_in_service(r->lnic, "a probe was answered", now);
-            return;
-        }
-    }
 }

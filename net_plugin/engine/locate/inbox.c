@@ -8,7 +8,7 @@
 #define INBOX_MAX 512
 #define TICK_NS (10 * R2_NS_PER_MS)
 
-enum note_kind { NOTE_FAILED, NOTE_NIC, NOTE_PROBE, NOTE_RESULT, NOTE_VERDICT };
+enum note_kind { NOTE_FAILED, NOTE_NIC, NOTE_PROBE, NOTE_RESULT };
 
 struct note {
     struct r2_list node;
@@ -16,10 +16,7 @@ struct note {
     struct r2_peer *peer; /* holds a reference; NULL: NOTE_NIC */
     int lnic, rnic, via;
     uint64_t at;
-    union {
-        struct r2_msg_probe probe;
-        struct r2_msg_verdict verdict;
-    } m;
+    struct r2_msg_probe probe;
     uint8_t *body; /* NOTE_RESULT */
 };
 
@@ -87,18 +84,8 @@ int r2_locate_on_probe(struct r2_path *path, const uint8_t *body)
 {
     struct note n = {.kind = NOTE_PROBE};
 
-    memcpy(&n.m.probe, body, sizeof(n.m.probe));
+    memcpy(&n.probe, body, sizeof(n.probe));
     post_from(path, &n);
-    return 0;
-}
-
-int r2_locate_on_verdict(struct r2_path *path, const uint8_t *body)
-{
-    struct note n = {.kind = NOTE_VERDICT};
-
-    memcpy(&n.m.verdict, body, sizeof(n.m.verdict));
-    if (r2_nicnews_heard_hint(path, n.m.verdict.number))
-        post_from(path, &n);
     return 0;
 }
 
@@ -157,14 +144,10 @@ static void handle(struct note *n, uint64_t now)
         r2_rounds_nic(n->lnic, now);
         break;
     case NOTE_PROBE:
-        r2_rounds_asked(n->peer, &n->m.probe, now);
+        r2_rounds_asked(n->peer, &n->probe, now);
         break;
     case NOTE_RESULT:
         result(n, now);
-        break;
-    case NOTE_VERDICT:
-        r2_tell_heard(&n->m.verdict.nic, now);
-        r2_rounds_hint(&n->m.verdict, now);
         break;
     }
     if (n->peer)
@@ -210,23 +193,6 @@ static void tick(struct r2_timer *t, uint64_t now)
 {
     (void)t;
     advance(now);
-}
-
-static void on_row(void *arg, const struct r2_node_row *row)
-{
-    r2_rounds_row(row, *(uint64_t *)arg);
-}
-
-void r2_locate_house(uint64_t now)
-{
-    if (!atomic_load_explicit(&box.on, memory_order_acquire))
-        return;
-    if (r2_locate_seg)
-        r2_nodeseg_poll(r2_locate_seg, on_row, &now);
-    r2_recover_tick(now);
-    r2_tell_tick(now);
-    if (r2_rounds_any())
-        r2_timer_sooner(&box.timer, now);
 }
 
 void r2_locate_start(void)

@@ -6,9 +6,8 @@
  * side (PROBE, PROBE_RESULT); and hands everything to the pure part (verdict.h). At most one round
  * per NIC and node runs at a time, however many connections, peers and processes lost a path.
  *
- * A round lasts R2_ROUND_NS at most. What comes from outside (a peer's VERDICT, the node segment)
- * is never believed: it makes us probe, and what the probe says counts (invariant "health
- * is per path and NIC").
+ * A round lasts R2_ROUND_NS at most. What another process of the node has found counts only where
+ * our own probes say so too (invariant "health is per path and NIC").
  *
  * Threads: everything that decides runs on I/O thread 0. The functions marked [any] only put a
  * note into a bounded inbox and may be called under a peer's lock; the inbox is a leaf lock.
@@ -25,8 +24,6 @@
 void r2_locate_start(void);
 /* In a forked child. */
 void r2_locate_child(void);
-/* Every 20 ms on I/O thread 0: what other processes of the node have found. */
-void r2_locate_house(uint64_t now);
 
 /* [any] A path that was up has failed for `err` (positive errno). Under the peer's lock. */
 void r2_locate_path_failed(struct r2_path *path, int err);
@@ -35,7 +32,6 @@ void r2_locate_nic_changed(int nic);
 /* [any] Frames. Under the peer's lock. 0 or -EPROTO. */
 int r2_locate_on_probe(struct r2_path *path, const uint8_t *body);
 int r2_locate_on_result(struct r2_path *path, const uint8_t *body);
-int r2_locate_on_verdict(struct r2_path *path, const uint8_t *body);
 /* [any] Upcalls of endpoints whose parameters say `locate`: owner is the struct r2_probe. */
 void r2_locate_probe_over(void *owner, int err, const struct r2_ep_health *health);
 void r2_locate_probe_released(void *owner);

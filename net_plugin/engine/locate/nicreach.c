@@ -5,11 +5,8 @@
  * day another NIC fails. So operators are told while others serve. Its state stays as it is: what
  * never carried has not failed, and nothing depends on it.
  *
- * Asked on I/O thread 0, once a second, and only about NICs that no path was ever up over. Whoever
- * connects knows what was tried. The accepting side has paths only where one came, and the word of
- * those who tried would not do for it: of its NICs they try the best one for each of theirs only,
- * and they may have fewer. So it asks them itself over the NIC, on connections of engine/locate's
- * own, wherever no attempt to connect speaks of it. */
+ * Looked at on I/O thread 0, once a second, and only about NICs that no path was ever up over.
+ * Whoever connects knows what was tried; so a process that only receives says nothing. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,20 +17,12 @@
 /* In vain, one after the other: 10 s of looking. Counted, so that time in which this process was
  * stopped is none. */
 #define LOOKS 10
-#define TOLD_LOOKS 5 /* between questions to senders, once it was said: whether it is still so */
-
-#define ASKED 4      /* processes, in turn */
-#define AT_A_TIME 8  /* NICs: the other rounds are for what has failed */
-#define UNKNOWN (-1) /* what senders say */
 
 static const char cause[] = "has reached no peer yet: the job is not protected by it";
 
 /* I/O thread 0's */
 static int in_vain[R2_MAX_NICS]; /* looks, in a row */
 static uint64_t looked_at;
-/* What senders said since the last look: UNKNOWN, or how many did not answer. */
-static int heard[R2_MAX_NICS];
-static unsigned n_looks;
 
 static enum r2_nicreach reach_of(int nic)
 {
@@ -119,94 +108,6 @@ static void look_at_peer(const struct r2_peer *p, int *peers)
         peers[i] += vain[i] || has_no_pair(p, i);
 }
 
-/* The NIC of a peer which only sends to us that this one is to ask, -1: none. Under its lock. */
-static int pair_of(const struct r2_peer *p, int nic)
-{
-    const struct r2_rnic *r;
-    int order[R2_MAX_NICS];
-
-    if (p->out || !is_served(p))
-        return -1;
-    if (!r2_pairs_candidates(p, nic, R2_VIA_TCP, order))
-        return -1;
-    r = &p->rnics[order[0]]; /* as they would choose */
-    return r->word == R2_NIC_USABLE && r2_nic_own(&r->addr) < 0 && belongs(p, nic, order[0])
-               ? order[0]
-               : -1;
-}
-
-/* One process of each node will do, but they are few and any may be asleep. */
-static void add_sender(struct r2_round *r, struct r2_peer *p)
-{
-    struct r2_wire_addr addr;
-    char label[R2_WIRE_NAME];
-    int rnic;
-
-    r2_peer_lock(p);
-    rnic = pair_of(p, r->lnic);
-    if (rnic >= 0) {
-        addr = p->rnics[rnic].addr;
-        r2_locate_label(label, p->rnics[rnic].name, p->host);
-    }
-    r2_peer_leave(p);
-    if (rnic >= 0)
-        r2_target_add(r, r->lnic, &addr, rnic, p->id, label, false);
-}
-
-/* Asks peers that only send to this process. How many are asked; UNKNOWN: none, because questions
- * are out, or there is no room, or R2CCL_LOCATE=0. */
-static int ask(int nic, uint64_t now)
-{
-    struct r2_round *r;
-    int asked;
-
-    if (!r2_eng.set->locate || r2_round_of(R2_ROUND_REACH, nic) ||
-        r2_round_count(R2_ROUND_REACH) >= AT_A_TIME)
-        return UNKNOWN;
-    r = r2_round_new(R2_ROUND_REACH, nic, now);
-    if (!r)
-        return UNKNOWN;
-    R2_FOR_EACH_PEER_FROM(p, r->id)
-    {
-        if (r->n_targets < ASKED)
-            add_sender(r, p);
-    }
-    asked = r->n_targets;
-    if (!asked)
-        r2_round_free(r, now);
-    return asked;
-}
-
-/* A kernel that took the connection says that the way is there, and not that the process can use
- * it: no word either way. */
-void r2_reach_conclude(struct r2_round *r)
-{
-    bool answered = false;
-    int vain = 0;
-
-    for (int i = 0; i < r->n_targets; i++) {
-        enum r2_seen seen = r->targets[i].outcome;
-
-        answered |= seen == R2_SEEN_ANSWERED;
-        vain += seen == R2_SEEN_SILENT || seen == R2_SEEN_REFUSED || seen == R2_SEEN_NO_ROUTE;
-    }
-    if (answered)
-        r2_nic_reach(r->lnic, R2_NICREACH_EV_MEET);
-    heard[r->lnic] = vain;
-}
-
-/* Senders that the NIC has asked in vain at the last look; asks them again. UNKNOWN: the questions
- * are still out, or there was no room for them. */
-static int ask_senders(int nic, uint64_t now)
-{
-    int was = heard[nic];
-
-    heard[nic] = UNKNOWN;
-    if (reach_of(nic) == R2_NICREACH_WARNED && n_looks % TOLD_LOOKS)
-        return was;
-    return ask(nic, now) == 0 ? 0 : was;
-}
-
 /* How many peers each NIC was tried for in vain. */
 static void count_peers(int *peers)
 {
@@ -250,12 +151,11 @@ static void count_look(int nic, int peers)
         tell(nic, peers);
 }
 
-void r2_nicreach_look(uint64_t now)
+void r2_nicreach_look(void)
 {
     int peers[R2_MAX_NICS] = {0};
     bool open = false;
 
-    n_looks++;
     for (int i = 0; i < r2_local.n; i++) {
         if (reach_of(i) == R2_NICREACH_LATE)
             take_back(i);
@@ -263,16 +163,8 @@ void r2_nicreach_look(uint64_t now)
     }
     if (open)
         count_peers(peers);
-    /* In turn, each time from another one on: there is room for eight questions at a time. */
-    for (int k = 0; k < r2_local.n; k++) {
-        int i = (int)((n_looks + (unsigned)k) % (unsigned)r2_local.n);
-        int n = has_met(i) || !counted_on(i) ? 0 : peers[i] ? peers[i] : ask_senders(i, now);
-
-        if (n != UNKNOWN)
-            count_look(i, n);
-        else if (in_vain[i] == LOOKS)
-            r2_nicstate_remark(i, cause); /* as it was */
-    }
+    for (int i = 0; i < r2_local.n; i++)
+        count_look(i, has_met(i) || !counted_on(i) ? 0 : peers[i]);
 }
 
 void r2_nicreach_tick(uint64_t now)
@@ -280,5 +172,5 @@ void r2_nicreach_tick(uint64_t now)
     if (now - looked_at < LOOK_NS)
         return;
     looked_at = now;
-    r2_nicreach_look(now);
+    r2_nicreach_look();
 }

@@ -28,22 +28,22 @@ struct r2_round *r2_round_find(uint64_t id)
     return NULL;
 }
 
-struct r2_round *r2_round_of(enum r2_round_kind kind, int lnic)
+struct r2_round *r2_round_full(int lnic)
 {
     R2_FOR_EACH_ROUND(r)
     {
-        if (r->kind == kind && r->lnic == lnic && !r->closed)
+        if (r->kind == R2_ROUND_FULL && r->lnic == lnic && !r->closed)
             return r;
     }
     return NULL;
 }
 
-int r2_round_count(enum r2_round_kind kind)
+int r2_round_assists(void)
 {
     int n = 0;
 
     R2_FOR_EACH_ROUND(r)
-    n += r->kind == kind;
+    n += r->kind == R2_ROUND_ASSIST;
     return n;
 }
 

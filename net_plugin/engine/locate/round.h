@@ -68,11 +68,8 @@ struct r2_reply {
 };
 
 enum r2_round_kind {
-    R2_ROUND_FULL,    /* paths of ours failed: ends in a verdict */
-    R2_ROUND_ASSIST,  /* a peer asked: ends in a PROBE_RESULT */
-    R2_ROUND_CHECK,   /* a hint about a NIC: silent paths over it fail at once */
-    R2_ROUND_RECOVER, /* does a NIC that a verdict took out answer again? */
-    R2_ROUND_REACH,   /* does anybody who sends to us answer over a NIC that nobody came over? */
+    R2_ROUND_FULL,   /* paths of ours failed: ends in a verdict */
+    R2_ROUND_ASSIST, /* a peer asked: ends in a PROBE_RESULT */
 };
 
 enum r2_round_phase {
@@ -95,9 +92,8 @@ struct r2_round {
     struct r2_ask asks[R2_ASKS];
     struct r2_reply replies[R2_REPLIES];
     int n_suspects, n_targets, n_asks, n_replies;
-    bool have_row; /* WAIT, CHECK: what the other process found */
+    bool have_row; /* WAIT: what the other process found */
     struct r2_node_row row;
-    struct r2_wire_addr about; /* CHECK: the NIC in question */
     struct r2_evidence ev;
 };
 
@@ -127,8 +123,6 @@ void r2_probe_put(struct r2_probe *probe);
 void r2_targets_collect(struct r2_round *r);
 /* As a third node: from up to two of our NICs that have reached it before. */
 void r2_targets_witness(struct r2_round *r, const struct r2_wire_addr *nic);
-/* The pairs of paths that are up over this NIC, ours or another node's. */
-void r2_targets_paths(struct r2_round *r, const struct r2_wire_addr *about);
 
 /* ---- ask.c */
 /* Asks the suspects' processes and third nodes; fills r->asks. */
@@ -136,12 +130,6 @@ void r2_round_ask(struct r2_round *r);
 void r2_round_reply(struct r2_round *r, uint64_t now);
 /* A PROBE_RESULT for the round. */
 void r2_round_result(struct r2_round *r, struct r2_peer *p, const uint8_t *body, uint64_t now);
-/* That a NIC of another node is broken; if many know it, one tells (announce.h). */
-void r2_round_tell(const struct r2_wire_addr *nic, const struct r2_wire_addr *other,
-                   enum r2_finding_kind kind, uint64_t now);
-/* A peer has told it. */
-void r2_tell_heard(const struct r2_wire_addr *nic, uint64_t now);
-void r2_tell_tick(uint64_t now);
 
 /* ---- round.c */
 extern struct r2_round r2_rounds[R2_ROUNDS];
@@ -152,9 +140,9 @@ extern struct r2_round r2_rounds[R2_ROUNDS];
 /* NULL: nothing is shared. */
 extern struct r2_nodeseg *r2_locate_seg;
 struct r2_round *r2_round_find(uint64_t id);
-/* A round of the kind for the local NIC that still gathers evidence. */
-struct r2_round *r2_round_of(enum r2_round_kind kind, int lnic);
-int r2_round_count(enum r2_round_kind kind);
+/* The FULL round for the local NIC that still gathers evidence. */
+struct r2_round *r2_round_full(int lnic);
+int r2_round_assists(void);
 bool r2_rounds_any(void);
 struct r2_round *r2_round_new(enum r2_round_kind kind, int lnic, uint64_t now);
 /* Its times begin anew. */
@@ -167,23 +155,13 @@ void r2_rounds_tick(uint64_t now);
 /* Notes from the inbox. */
 void r2_rounds_failed(struct r2_peer *p, int lnic, int rnic, int via, uint64_t at);
 void r2_rounds_asked(struct r2_peer *p, const struct r2_msg_probe *m, uint64_t now);
-void r2_rounds_hint(const struct r2_msg_verdict *m, uint64_t now);
-void r2_rounds_row(const struct r2_node_row *row, uint64_t now);
 void r2_rounds_nic(int nic, uint64_t now);
-
-/* ---- nicreach.c */
-void r2_reach_conclude(struct r2_round *r);
 
 /* ---- conclude.c */
 void r2_round_conclude(struct r2_round *r, uint64_t now);
 /* The verdict of another process of the node (r->row) on all of the round's suspects, where our own
  * probes do not contradict. */
 void r2_round_adopt(struct r2_round *r, uint64_t now);
-void r2_check_conclude(struct r2_round *r, uint64_t now);
-void r2_recover_conclude(struct r2_round *r, uint64_t now);
-/* NICs that a verdict took out of service are probed until they answer. */
-void r2_recover_tick(uint64_t now);
-void r2_recover_soon(int nic, uint64_t now);
 /* A verdict on the pair was given less than R2_REPEAT_NS ago. */
 bool r2_verdict_recent(int lnic, const struct r2_wire_addr *addr, uint64_t now);
 /* The other end's node itself says that its NIC is out of order. */

@@ -1,4 +1,4 @@
-/* What rounds are begun by: a failed path, a peer's question, a hint. They are advanced every 10 ms
+/* What rounds are begun by: a failed path, a peer's question. They are advanced every 10 ms
  * and end. */
 #include <errno.h>
 #include <string.h>
@@ -7,8 +7,7 @@
 
 #define WAIT_NS (800 * R2_NS_PER_MS) /* for the process that looks into the NIC */
 #define LOOK_NS (50 * R2_NS_PER_MS)  /* between questions about the carrier */
-#define HINTS_PER_S 20
-#define CHECKS_MAX 4
+#define QUESTIONS_PER_S 20
 #define ASSISTS_MAX 12
 
 /* ---- a failed path */
@@ -79,7 +78,7 @@ void r2_rounds_failed(struct r2_peer *p, int lnic, int rnic, int via, uint64_t a
     }
     if (!still_suspect(p) || r2_verdict_recent(lnic, &addr, at))
         return;
-    r = r2_round_of(R2_ROUND_FULL, lnic);
+    r = r2_round_full(lnic);
     if (!r) /* none, or one that has seen enough */
         r = r2_round_new(R2_ROUND_FULL, lnic, at);
     if (r)
@@ -169,7 +168,7 @@ static void settled(struct r2_round *r, uint64_t now)
         go(r, now);
 }
 
-/* ---- questions and hints from outside */
+/* ---- questions from outside */
 
 static bool allowed(uint64_t now)
 {
@@ -180,7 +179,7 @@ static bool allowed(uint64_t now)
         since = now;
         used = 0;
     }
-    return used++ < HINTS_PER_S;
+    return used++ < QUESTIONS_PER_S;
 }
 
 static void add_reply(struct r2_round *r, struct r2_peer *p, uint64_t id, bool far_is_mine)
@@ -221,7 +220,7 @@ static bool add_near(struct r2_round *r, struct r2_peer *p, const struct r2_wire
 void r2_rounds_asked(struct r2_peer *p, const struct r2_msg_probe *m, uint64_t now)
 {
     int lnic = r2_nic_own(&m->far);
-    struct r2_round *r = lnic >= 0 ? r2_round_of(R2_ROUND_FULL, lnic) : NULL;
+    struct r2_round *r = lnic >= 0 ? r2_round_full(lnic) : NULL;
 
     R2_FOR_EACH_ROUND(other)
     { /* the same question over another path */
@@ -236,7 +235,7 @@ void r2_rounds_asked(struct r2_peer *p, const struct r2_msg_probe *m, uint64_t n
             add_near(r, p, &m->near);
         return;
     }
-    if (!allowed(now) || r2_round_count(R2_ROUND_ASSIST) >= ASSISTS_MAX)
+    if (!allowed(now) || r2_round_assists() >= ASSISTS_MAX)
         return;
     r = r2_round_new(R2_ROUND_ASSIST, lnic, now);
     if (!r)
@@ -249,65 +248,6 @@ void r2_rounds_asked(struct r2_peer *p, const struct r2_msg_probe *m, uint64_t n
     } else if (r2_niclink_carrier(lnic, now) != R2_CARRIER_DOWN && add_near(r, p, &m->near)) {
         r2_targets_collect(r);
     }
-}
-
-/* A hint about a NIC, from a row of the node segment or (NULL) a peer: asks it. */
-static void check(const struct r2_wire_addr *nic, const struct r2_node_row *row, uint64_t now)
-{
-    struct r2_round *r;
-
-    R2_FOR_EACH_ROUND(other)
-    {
-        if (other->kind == R2_ROUND_CHECK && r2_same_nic(&other->about, nic))
-            return;
-    }
-    if (r2_round_count(R2_ROUND_CHECK) >= CHECKS_MAX || !allowed(now))
-        return;
-    r = r2_round_new(R2_ROUND_CHECK, r2_nic_own(nic), now);
-    if (!r)
-        return;
-    r->about = *nic;
-    if (row) {
-        r->have_row = true;
-        r->row = *row;
-    }
-    r2_targets_paths(r, nic);
-    if (r->n_targets)
-        r2_count(&r2_eng.n->locate_hints, 1);
-    else
-        r2_round_free(r, now); /* no path over it: nothing to lose */
-}
-
-void r2_rounds_hint(const struct r2_msg_verdict *m, uint64_t now)
-{
-    int own = r2_nic_own(&m->nic);
-
-    if (m->kind != R2_FOUND_LOCAL && m->kind != R2_FOUND_REMOTE && m->kind != R2_FOUND_BOTH)
-        return;
-    if (own >= 0 && (!r2_nic_usable(own) || r2_round_of(R2_ROUND_FULL, own)))
-        return;
-    check(&m->nic, NULL, now);
-}
-
-/* Another process of this node has written what it found. */
-void r2_rounds_row(const struct r2_node_row *row, uint64_t now)
-{
-    int own = r2_nic_own(&row->nic);
-
-    if (memcmp(row->process, r2_eng.process, 16) == 0 || row->mono_ns + R2_FRESH_NS < now)
-        return;
-    R2_FOR_EACH_ROUND(r)
-    {
-        if (r->phase == R2_PHASE_WAIT && !r->have_row && covers(r, row, now)) {
-            r->row = *row;
-            r->have_row = true;
-        }
-    }
-    if (own >= 0 && row->state == R2_NODE_WORKS)
-        r2_recover_soon(own, now);
-    else if (row->state == R2_NODE_FAILED &&
-             (own < 0 || (r2_nic_usable(own) && !r2_round_of(R2_ROUND_FULL, own))))
-        check(&row->nic, row, now);
 }
 
 void r2_rounds_nic(int nic, uint64_t now)
@@ -342,20 +282,6 @@ static bool all_answer(const struct r2_round *r)
         }
     }
     return r->kind == R2_ROUND_FULL && r->n_suspects && n == r->n_suspects;
-}
-
-static bool any_answer(const struct r2_round *r)
-{
-    for (int k = 0; k < r->n_targets; k++) {
-        if (r->targets[k].outcome == R2_SEEN_ANSWERED)
-            return true;
-    }
-    return false;
-}
-
-static bool ends_by_answer(const struct r2_round *r)
-{
-    return r->kind == R2_ROUND_RECOVER || r->kind == R2_ROUND_REACH;
 }
 
 static bool all_heard(const struct r2_round *r)
@@ -418,12 +344,6 @@ static void conclude(struct r2_round *r, uint64_t now)
 {
     if (r->kind == R2_ROUND_FULL)
         r2_round_conclude(r, now);
-    else if (r->kind == R2_ROUND_CHECK)
-        r2_check_conclude(r, now);
-    else if (r->kind == R2_ROUND_RECOVER)
-        r2_recover_conclude(r, now);
-    else if (r->kind == R2_ROUND_REACH)
-        r2_reach_conclude(r);
     r2_round_free(r, now);
 }
 
@@ -433,8 +353,7 @@ static void conclude(struct r2_round *r, uint64_t now)
  * round goes on by what its probes see, which without carrier is nothing. */
 static void look(struct r2_round *r, uint64_t now)
 {
-    if (r->lnic < 0 || now - r->looked_at < LOOK_NS ||
-        (r->kind != R2_ROUND_FULL && r->kind != R2_ROUND_ASSIST))
+    if (r->lnic < 0 || now - r->looked_at < LOOK_NS)
         return;
     r->looked_at = now;
     r2_niclink_ask(r->lnic, now);
@@ -451,7 +370,7 @@ static void round_tick(struct r2_round *r, uint64_t now)
         return;
     if (!r->closed) {
         r2_targets_tick(r, now);
-        early = all_answer(r) || (ends_by_answer(r) && any_answer(r));
+        early = all_answer(r);
         if (early || r2_targets_done(r) || now >= r->close_at) {
             r2_targets_close(r, now);
             r->closed = true;

@@ -190,25 +190,3 @@ void r2_targets_witness(struct r2_round *r, const struct r2_wire_addr *nic)
     }
     free(c);
 }
-
-void r2_targets_paths(struct r2_round *r, const struct r2_wire_addr *about)
-{
-    int own = r2_nic_own(about);
-
-    R2_FOR_EACH_PEER(p)
-    {
-        r2_peer_lock(p);
-        for (int k = 0; k < p->n_paths && p->n_up > 1 && r->n_targets < THIRDS; k++) {
-            struct r2_path *path = p->paths[k];
-            struct r2_rnic *rn = &p->rnics[path->rnic];
-            char label[R2_WIRE_NAME];
-
-            if (!r2_path_is_up(path) || !rn->known || r2_nic_own(&rn->addr) >= 0 ||
-                !(own >= 0 ? path->lnic == own : r2_same_nic(&rn->addr, about)))
-                continue;
-            r2_locate_label(label, rn->name, p->host);
-            r2_target_add(r, path->lnic, &rn->addr, path->rnic, p->id, label, true);
-        }
-        r2_peer_leave(p);
-    }
-}

@@ -184,7 +184,7 @@ static bool all_acked(struct r2_conn *c)
     for (uint64_t s = c->oldest; s < c->next_seq; s++) {
         struct r2_req *r = r2_conn_req(c, s);
 
-        if (r && (r2_send_acked_bytes(&r->led.send) < r->size || !r->size))
+        if (r && (r->led.send.acked.bytes < r->size || !r->size))
             return false;
     }
     return true;
@@ -450,7 +450,6 @@ static const handler handlers[R2_F_LAST + 1] = {
     [R2_F_INFO] = on_info,
     [R2_F_PROBE] = r2_locate_on_probe,
     [R2_F_PROBE_RESULT] = r2_locate_on_result,
-    [R2_F_VERDICT] = r2_locate_on_verdict,
     [R2_F_TEST] = r2_path_on_test,
     [R2_F_TEST_ACK] = r2_path_on_test_ack,
     [R2_F_REVOKE] = r2_revoke_on_ask,

@@ -40,7 +40,6 @@ static void house_keeping(struct r2_timer *t, uint64_t now)
     r2_nicstate_tick(now);
     r2_nicreach_tick(now);
     r2_nicquality_tick(now);
-    r2_locate_house(now);
     r2_colls_tick(now);
     say_short();
     r2_nic_publish_rdma();

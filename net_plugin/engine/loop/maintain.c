@@ -469,7 +469,7 @@ static void publish(struct r2_peer *p, uint64_t now)
 {
     R2_FOR_EACH_PATH (path, p) {
         struct r2_seg_path_counters *n = r2_control_path_counters(r2_eng.ctl, path->shown.row);
-        uint32_t weight = r2_weight_of(path->share.weight, R2_WEIGHT_FULL, path->flow.grey);
+        uint32_t weight = r2_weight_of(path->share.weight, path->flow.grey);
 
         r2_gauge(&n->tx_bytes, path->sum.tx_bytes);
         r2_gauge(&n->rx_bytes, path->sum.rx_bytes);

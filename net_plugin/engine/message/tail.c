@@ -6,6 +6,7 @@
  * copy has nothing else to do. At most a quarter of a message (or one chunk) and a sixteenth of
  * what the paths to the peer carry. */
 #include "engine/message/message.h"
+#include "util/num.h"
 
 #define MESSAGE_SHARE 4
 #define RATE_SHARE 16
@@ -15,7 +16,7 @@
 
 static uint64_t ns_of(uint64_t bytes, uint64_t rate)
 {
-    return rate ? bytes * 1000000000u / rate : UINT64_MAX;
+    return rate ? r2_mul_div(bytes, R2_NS_PER_S, rate) : UINT64_MAX;
 }
 
 /* When a chunk of the path is overdue, as age; UINT64_MAX while nothing is known. */
@@ -76,7 +77,7 @@ static bool sooner(const struct r2_path *path, const struct r2_send_rec *rec, ui
         slow->transport != R2_VIA_TCP || !holds_back(slow, now) || now < rec->t_sent_ns ||
         now - rec->t_sent_ns <= overdue_after(slow) || mine == UINT64_MAX)
         return false;
-    return mine + r2_pathrate_min_rtt(&path->rate) < rest_of(slow, now) / 2;
+    return mine + path->rate.min_rtt_ns < rest_of(slow, now) / 2;
 }
 
 static const struct r2_send_rec *find(const struct r2_path *path, const struct r2_req *r,

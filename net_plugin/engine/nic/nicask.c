@@ -128,11 +128,8 @@ bool r2_nicask_put(int slot, int ifindex, uint64_t moment, uint64_t now)
         pthread_cond_signal(&asker.more);
     }
     pthread_mutex_unlock(&asker.lock);
-    if (put && !has_thread()) {
-        r2_io_away(true);
+    if (put && !has_thread())
         serve(slot);
-        r2_io_away(false);
-    }
     return put;
 }
 

@@ -22,10 +22,9 @@ static inline bool r2_nic_usable(int nic)
 {
     return r2_nic_word(nic) == R2_NIC_USABLE;
 }
-/* What engine/locate found about a local NIC: it fails for all peers at once, and is asked at
- * `recover_at` whether it works again; or (0) it does. Takes peers' locks: the caller holds none.
- */
-void r2_nicstate_located(int nic, uint64_t recover_at, const char *why, uint64_t now);
+/* What engine/locate found about a local NIC: it fails for all peers at once. Takes peers' locks:
+ * the caller holds none. */
+void r2_nicstate_located(int nic, const char *why, uint64_t now);
 /* Calls `each` with every endpoint of the NIC that is not closed, of all peers; outside all locks.
  */
 void r2_nic_eps(int nic, void (*each)(struct r2_ep *ep, void *arg), void *arg);
@@ -74,7 +73,7 @@ enum r2_carrier r2_niclink_carrier(int nic, uint64_t now);
 /* ---- nicreach.c: NICs that have reached nobody since the start. No function fails. */
 /* I/O thread 0, without locks: time passes; what is done about it once a second. */
 void r2_nicreach_tick(uint64_t now);
-void r2_nicreach_look(uint64_t now);
+void r2_nicreach_look(void);
 /* ---- nicquality.c: NICs that work, and lose packets or carry far less than the others. I/O thread
  * 0. */
 void r2_nicquality_tick(uint64_t now);

@@ -260,14 +260,10 @@ void r2_nicstate_forgive(int nic, uint64_t now)
 
 /* ---- verdicts */
 
-/* Located failures are probed by engine/locate; paths go on trying as well. */
-void r2_nicstate_located(int nic, uint64_t recover_at, const char *why, uint64_t now)
+/* Its paths go on trying: the first that is back tells that it works again. */
+void r2_nicstate_located(int nic, const char *why, uint64_t now)
 {
-    atomic_store(&r2_eng.nic_state[nic].recover_at, recover_at);
-    if (recover_at)
-        nic_lost(nic, R2_HEALTH_EV_LOSS, why, now);
-    else if (r2_nic_is_up(nic))
-        nic_event(nic, R2_HEALTH_EV_PROBE, why, now);
+    nic_lost(nic, R2_HEALTH_EV_LOSS, why, now);
 }
 
 /* ---- its place */
@@ -378,6 +374,12 @@ static bool awaits_word(int nic)
            r2_nic_asked_in_vain(nic);
 }
 
+/* For long enough nobody has asked for it in vain. */
+static bool unneeded(int nic, uint64_t now)
+{
+    return age_of(nic, now) > UNUSED_NS && !awaits_word(nic);
+}
+
 /* What its paths say: none answers although the same peers do on others. */
 static void tick_census(int nic, uint64_t now)
 {
@@ -391,10 +393,11 @@ static void tick_census(int nic, uint64_t now)
         s->alone_at = now;
     if (state == R2_HEALTH_FAILED && r2_nic_is_up(nic) && ok > 0)
         nic_event(nic, R2_HEALTH_EV_PROBE, "a path of it is back", now);
+    else if (state == R2_HEALTH_FAILED && r2_nic_is_up(nic) && !lost && unneeded(nic, now))
+        nic_event(nic, R2_HEALTH_EV_PROBE, "no path needs it", now);
     else if (state == R2_HEALTH_PROBING && ok > 0)
         nic_event(nic, R2_HEALTH_EV_PROVEN, "test chunks have arrived", now);
-    else if (state == R2_HEALTH_PROBING && !lost && age_of(nic, now) > UNUSED_NS &&
-             !awaits_word(nic))
+    else if (state == R2_HEALTH_PROBING && !lost && unneeded(nic, now))
         nic_event(nic, R2_HEALTH_EV_PROVEN, "link up, and no path needs it", now);
     else if (state == R2_HEALTH_SUSPECT && !s->alone_at && !awaits_word(nic))
         nic_event(nic, R2_HEALTH_EV_ANSWER, "it answers", now);
@@ -428,16 +431,6 @@ static void tick_damping(int nic, uint64_t now)
         nic_event(nic, R2_HEALTH_EV_LOSS, "link down", now);
 }
 
-static uint32_t ramp_of(int nic, uint64_t now)
-{
-    enum r2_health_state state = state_of(nic);
-
-    if (state == R2_HEALTH_PROBING)
-        return r2_health_ramp(0, r2_eng.set->ramp_ns);
-    return state == R2_HEALTH_RAMPING ? r2_health_ramp(age_of(nic, now), r2_eng.set->ramp_ns)
-                                      : R2_WEIGHT_FULL;
-}
-
 static void tick_nic(int nic, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
@@ -448,15 +441,12 @@ static void tick_nic(int nic, uint64_t now)
         return;
     if (state_of(nic) == R2_HEALTH_DAMPED)
         tick_damping(nic, now);
-    if (state_of(nic) == R2_HEALTH_FAILED && r2_nic_is_up(nic) && !atomic_load(&s->recover_at))
-        nic_event(nic, R2_HEALTH_EV_PROBE, "tried again", now);
     if (state_of(nic) == R2_HEALTH_RAMPING && age_of(nic, now) >= r2_eng.set->ramp_ns &&
         !awaits_word(nic))
         nic_event(nic, R2_HEALTH_EV_RAMPED,
                   atomic_load(&s->weight) ? "back at its full weight"
                                           : "works again, and stands by at weight 0",
                   now);
-    atomic_store(&s->ramp, ramp_of(nic, now));
     tick_census(nic, now);
     tick_drain(nic, now);
     if (now - s->shown_at < SHOW_NS)
@@ -532,7 +522,6 @@ void r2_nicstate_begin(int i, uint64_t now)
     s->health.state = up ? R2_HEALTH_HEALTHY : R2_HEALTH_FAILED;
     atomic_store(&s->weight, carries ? R2_WEIGHT_FULL : 0);
     atomic_store(&s->word, (unsigned char)word_of(i));
-    atomic_store(&s->ramp, R2_WEIGHT_FULL);
     add_row(i);
     if (!up) {
         r2_control_nic_state(r2_eng.ctl, s->row, R2_SEG_NIC_FAILED, "link down");

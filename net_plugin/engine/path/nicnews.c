@@ -7,8 +7,6 @@
 #define FIRST_NS                                                                                   \
     (100 * R2_NS_PER_MS) /* before the first repetition; then twice as long each time */
 #define MOST_NS (1 * R2_NS_PER_S)
-#define HINT_NS (3 * R2_NS_PER_S) /* nobody looks into a verdict that is older */
-#define HINTS_KNOWN 32            /* numbers below the newest that are told apart */
 
 /* ---- what is open */
 
@@ -24,20 +22,7 @@ static bool nicnews_open(const struct r2_peer *p)
         if (nic_open(p, i))
             return true;
     }
-    for (int i = 0; i < R2_HINTS; i++) {
-        if (p->nicnews.hints[i].until)
-            return true;
-    }
     return false;
-}
-
-/* Verdicts too old to be looked into are dropped. */
-static void age_hints(struct r2_nicnews *w, uint64_t now)
-{
-    for (int i = 0; i < R2_HINTS; i++) {
-        if (w->hints[i].until && now >= w->hints[i].until)
-            w->hints[i].until = 0;
-    }
 }
 
 /* ---- saying it */
@@ -77,32 +62,11 @@ void r2_nicnews_tell(struct r2_peer *p, int nic)
     r2_out_nic(via, nic);
 }
 
-void r2_nicnews_hint(struct r2_peer *p, struct r2_msg_verdict *m, uint64_t now)
-{
-    struct r2_nicnews *w = &p->nicnews;
-    int at = 0; /* a free place, else the oldest one's */
-
-    m->number = ++w->hints_said;
-    for (int i = 1; i < R2_HINTS; i++) {
-        if (w->hints[i].until < w->hints[at].until)
-            at = i;
-    }
-    w->hints[at].m = *m;
-    w->hints[at].until = now + HINT_NS;
-    begin(w, now);
-}
-
 static void say_open(struct r2_peer *p, struct r2_path *via)
 {
     for (int i = 0; i < r2_local.n; i++) {
         if (nic_open(p, i))
             r2_out_nic(via, i);
-    }
-    for (int i = 0; i < R2_HINTS; i++) {
-        const struct r2_msg_verdict *m = &p->nicnews.hints[i].m;
-
-        if (p->nicnews.hints[i].until)
-            r2_out_frame(via, R2_F_VERDICT, m, sizeof(*m), NULL, 0);
     }
 }
 
@@ -136,7 +100,6 @@ void r2_nicnews_repeat(struct r2_peer *p, uint64_t now)
     struct r2_nicnews *w = &p->nicnews;
     struct r2_path *via;
 
-    age_hints(w, now);
     rest(p);
     via = p->n_up && w->due && now >= w->due ? next_path(p) : NULL;
     if (!via)
@@ -150,38 +113,14 @@ void r2_nicnews_repeat(struct r2_peer *p, uint64_t now)
 /* ---- hearing it */
 
 /* Over the path that brought it, unless that has just ended by what it said. */
-static void say_heard(struct r2_path *path, uint8_t type, int nic, uint32_t number)
+void r2_nicnews_heard_nic(struct r2_path *path, int nic, uint32_t epoch)
 {
-    struct r2_msg_heard m = {.type = type, .nic = (uint8_t)nic, .number = number};
+    const struct r2_rnic *r = &path->peer->rnics[nic];
+    struct r2_msg_heard m = {.nic = (uint8_t)nic, .number = r->known ? r->epoch : epoch};
     struct r2_path *via = r2_path_is_up(path) ? path : r2_path_for_ctrl(path->peer, -1, -1);
 
     if (via && !r2_out_full(via)) /* else it is said again */
         r2_out_frame(via, R2_F_HEARD, &m, sizeof(m), NULL, 0);
-}
-
-void r2_nicnews_heard_nic(struct r2_path *path, int nic, uint32_t epoch)
-{
-    const struct r2_rnic *r = &path->peer->rnics[nic];
-
-    say_heard(path, R2_F_NIC, nic, r->known ? r->epoch : epoch);
-}
-
-bool r2_nicnews_heard_hint(struct r2_path *path, uint32_t number)
-{
-    struct r2_nicnews *w = &path->peer->nicnews;
-    uint32_t newer = number > w->hint_top ? number - w->hint_top : 0;
-    uint32_t older = number < w->hint_top ? w->hint_top - number : 0;
-    bool was;
-
-    say_heard(path, R2_F_VERDICT, 0, number);
-    if (newer) {
-        w->hint_seen = newer < HINTS_KNOWN ? w->hint_seen << newer : 0;
-        w->hint_top = number;
-    }
-    was = older >= HINTS_KNOWN || w->hint_seen >> older & 1;
-    if (!was)
-        w->hint_seen |= 1u << older;
-    return !was;
 }
 
 int r2_nicnews_on_heard(struct r2_path *path, const uint8_t *body)
@@ -190,16 +129,7 @@ int r2_nicnews_on_heard(struct r2_path *path, const uint8_t *body)
     struct r2_msg_heard m;
 
     memcpy(&m, body, sizeof(m));
-    if (m.type == R2_F_VERDICT && m.number <= w->hints_said) {
-        for (int i = 0; i < R2_HINTS; i++) {
-            if (w->hints[i].m.number == m.number)
-                w->hints[i].until = 0;
-        }
-        rest(path->peer);
-        return 0;
-    }
-    if (m.type != R2_F_NIC || m.nic >= r2_local.n ||
-        m.number > atomic_load(&r2_eng.nic_state[m.nic].epoch))
+    if (m.nic >= r2_local.n || m.number > atomic_load(&r2_eng.nic_state[m.nic].epoch))
         return -EPROTO;
     if (m.number > w->acked[m.nic])
         w->acked[m.nic] = m.number;

@@ -51,10 +51,10 @@ static struct r2_peer *new_peer(const uint8_t id[16], const uint8_t secret[16], 
     p->io = r2_io_pick();
     r2_eng.upper->began(p);
     p->last_tick = r2_peer_now(p);
+    p->now = 0;
     memcpy(row.process_id, id, 16);
     p->row = r2_control_peer_add(r2_eng.ctl, &row);
-    r2_timer_set(&p->timer, r2_peer_now(p) + R2_TICK_NS);
-    p->now = 0;
+    r2_timer_set(&p->timer, p->last_tick + R2_TICK_NS); /* last: its task may run at once */
     return p;
 }
 

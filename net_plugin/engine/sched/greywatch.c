@@ -43,6 +43,16 @@ static uint64_t given(const struct r2_peer *p)
     return nics;
 }
 
+/* Some chunks may go over any NIC: one that carries less may be busy with other peers. */
+static bool any_nic(const struct r2_peer *p)
+{
+    R2_FOR_EACH_CONN (c, p) {
+        if (c->first == R2_ANY_NIC)
+            return true;
+    }
+    return false;
+}
+
 void r2_peer_watch_grey(struct r2_peer *p, uint64_t now)
 {
     /* As many as a verdict has bits: one path of a local NIC carries, or two. */
@@ -71,8 +81,9 @@ void r2_peer_watch_grey(struct r2_peer *p, uint64_t now)
     for (int i = 0; i < n; i++) {
         /* One that is to carry less by its weight says nothing. */
         if (watched[i])
-            r2_grey_note_beside(
-                of[i], of[i]->share.weight == R2_WEIGHT_FULL ? r2_grey_beside(watched, n, i) : 0);
+            r2_grey_note_beside(of[i], of[i]->share.weight == R2_WEIGHT_FULL && !any_nic(p)
+                                           ? r2_grey_beside(watched, n, i)
+                                           : 0);
         if (changed >> i & 1)
             tell(of[i]);
     }

@@ -77,9 +77,7 @@ static struct r2_sched_path seen(const struct r2_path *path, const struct r2_con
 
     return (struct r2_sched_path){
         .rate = r2_pathrate_rate_now(&path->rate, now),
-        .inflight = c->first == R2_ANY_NIC
-                        ? atomic_load_explicit(&r2_eng.inflight[path->lnic], memory_order_relaxed)
-                        : r2_pathrate_inflight(&path->rate),
+        .inflight = r2_pathrate_inflight(&path->rate),
         .distance = r2_eng.near[c->home][path->lnic],
     };
 }
@@ -163,32 +161,76 @@ void r2_peer_kick(struct r2_peer *p)
     }
 }
 
-/* The path leaves its chunk to a faster one, which is asked. */
-static bool leave_to_faster(const struct r2_path *path, const struct r2_req *r, uint32_t chunk)
+/* The other path may take a chunk of the message now: it answers, carries the message, is one of
+ * those that the connection keeps to (`stays`), and has not had its share. */
+static bool may_instead(const struct r2_path *other, const struct r2_req *r, int stays)
 {
-    const struct r2_peer *p = path->peer;
+    return r2_path_may(other) >= R2_MAY_LIMITED && !other->hb.unanswered &&
+           (stays < 0 || other->lnic == stays) &&
+           r2_share_may(&other->peer->shares, &other->share) && r2_send_carries(other, r);
+}
+
+/* ... and its lanes are not full. */
+static bool may_at_once(const struct r2_path *path, const struct r2_path *other,
+                        const struct r2_req *r)
+{
+    return other != path && other->flow.busy_until <= r2_peer_now(path->peer) &&
+           may_instead(other, r, r2_conn_stays(r->conn));
+}
+
+static uint64_t nic_inflight(const struct r2_path *path)
+{
+    return atomic_load_explicit(&r2_eng.inflight[path->lnic], memory_order_relaxed);
+}
+
+/* Who should take the path's next chunk since it is faster, or NULL. */
+static struct r2_path *faster(const struct r2_path *path, const struct r2_req *r, uint32_t chunk)
+{
     const struct r2_conn *c = r->conn;
     struct r2_sched_path self = seen(path, c), others[R2_PATHS_MAX];
     struct r2_path *of[R2_PATHS_MAX];
-    int stays = r2_conn_stays(c), n = 0, next;
+    int n = 0, next;
 
-    for (int i = 0; i < p->n_paths && self.rate; i++) {
-        struct r2_path *other = p->paths[i];
-
-        if (other == path || r2_path_may(other) < R2_MAY_LIMITED || other->hb.unanswered ||
-            other->flow.busy_until > r2_peer_now(path->peer) ||
-            (stays >= 0 && other->lnic != stays) || !r2_share_may(&p->shares, &other->share) ||
-            !r2_send_carries(other, r))
+    R2_FOR_EACH_PATH (other, path->peer) {
+        if (!self.rate || !may_at_once(path, other, r))
             continue;
         others[n] = seen(other, c);
         of[n++] = other;
     }
-    next = c->first == R2_ANY_NIC ? r2_sched_less_busy(&self, others, n, chunk) : -1;
-    if (next < 0)
-        next = r2_sched_next(&self, others, n, c->waiting, chunk);
-    if (next >= 0)
-        of[next]->outbox.kick_wanted++;
-    return next >= 0;
+    next = r2_sched_next(&self, others, n, c->waiting, chunk);
+    return next < 0 ? NULL : of[next];
+}
+
+/* Who should take a chunk that any NIC may take: the one that has room and least in flight to all
+ * peers, if that is less than the path's own NIC has; or NULL. So a NIC that some peers have no
+ * other of leaves its time to them. Of NICs with unlike rates each has about as much in flight. */
+static struct r2_path *less_busy(const struct r2_path *path, const struct r2_req *r)
+{
+    uint64_t least = nic_inflight(path);
+    struct r2_path *to = NULL;
+
+    R2_FOR_EACH_PATH (other, path->peer) {
+        if (nic_inflight(other) >= least || !may_at_once(path, other, r) || !room(other))
+            continue;
+        least = nic_inflight(other);
+        to = other;
+    }
+    return to;
+}
+
+/* The path leaves its chunk to another one, which is asked, and which would not leave it again. */
+static bool leave(const struct r2_path *path, const struct r2_req *r, uint32_t chunk)
+{
+    struct r2_path *to = faster(path, r, chunk);
+
+    if (!to && r->conn->first == R2_ANY_NIC) {
+        to = less_busy(path, r);
+        if (to && faster(to, r, r2_pathrate_chunk_len(&to->rate, chunk_max())))
+            return false;
+    }
+    if (to)
+        to->outbox.kick_wanted++;
+    return to != NULL;
 }
 
 /* A path that is left nothing could never show that it is well again, or slow. */
@@ -218,7 +260,7 @@ static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *
 
         if (!r || !r2_send_waiting(r) || !r2_send_carries(path, r))
             continue;
-        if (!on_trial(path) && leave_to_faster(path, r, len))
+        if (!on_trial(path) && leave(path, r, len))
             return false;
         if (!r2_send_next(&r->led.send, with_rest(path, r, len), path->index, path->gen,
                           r2_peer_now(path->peer), &chunk))
@@ -238,10 +280,7 @@ static bool others_may(const struct r2_path *path, const struct r2_conn *c, cons
     const struct r2_peer *p = path->peer;
     int stays = r2_conn_stays(c);
 
-    return R2_ANY_PATH(other, p,
-                       other != path && r2_path_may(other) >= R2_MAY_LIMITED &&
-                           !other->hb.unanswered && (stays < 0 || other->lnic == stays) &&
-                           r2_share_may(&p->shares, &other->share) && r2_send_carries(other, r));
+    return R2_ANY_PATH(other, p, other != path && may_instead(other, r, stays));
 }
 
 /* What waits first of some connection no other path may take now: they cannot carry it, have had

@@ -17,14 +17,12 @@ static uint32_t weight_of(const struct r2_path *path, uint64_t now)
     uint32_t ramp = path->health.state == R2_HEALTH_RAMPING
                         ? r2_health_ramp(now - path->health.since_ns, r2_eng.set->ramp_ns)
                         : R2_WEIGHT_FULL;
-    uint32_t nic_ramp =
-        atomic_load_explicit(&r2_eng.nic_state[path->lnic].ramp, memory_order_relaxed);
     uint32_t nic = atomic_load_explicit(&r2_eng.nic_state[path->lnic].weight, memory_order_relaxed);
     const struct r2_rnic *r = &path->peer->rnics[path->rnic];
 
     if (r->known && r->weight < nic)
         nic = r->weight; /* the lower of the two ends */
-    return r2_weight_of(nic, ramp < nic_ramp ? ramp : nic_ramp, R2_WEIGHT_FULL);
+    return r2_weight_of(nic, ramp);
 }
 
 /* A path whose round trips take far longer than the quickest one's has a queue on its way, or loses

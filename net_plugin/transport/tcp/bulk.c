@@ -57,7 +57,7 @@ bool r2_bulk_keeps_to_few(const struct r2_ep *ep)
  * that its thread may have no core, or much else to do. */
 static bool counts(struct r2_lane *lane, uint64_t now)
 {
-    return !atomic_load(&lane->tx_full) && !r2_io_is_away(lane->io.io) &&
+    return !atomic_load(&lane->tx_full) &&
            (atomic_load(&lane->tx_idle) ||
             now < atomic_load_explicit(&lane->tx_since, memory_order_relaxed) + AT_WORK_NS);
 }

@@ -1,5 +1,6 @@
 /* minimpi: see mpi.h. A star of TCP connections around rank 0. */
 #define _GNU_SOURCE
+#include "../../pause.h"
 #include "mpi.h"
 
 #include <arpa/inet.h>
@@ -182,7 +183,7 @@ static void join_root(void)
         if (now() > end)
             die("cannot reach rank 0 at %s:%s within %d s: %s", getenv("MASTER_ADDR"),
                 getenv("MASTER_PORT"), CONNECT_SECONDS, strerror(err));
-        usleep(20000);
+        pause_us(20000);
     }
     freeaddrinfo(ai);
     put(0, &h, sizeof(h));

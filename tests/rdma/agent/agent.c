@@ -34,6 +34,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../../pause.h"
+
 #define MAX_JOBS 32
 #define LINE_BYTES 16384
 #define READ_BYTES 4096
@@ -150,7 +152,7 @@ static int open_port(void)
         }
         if (folder)
             closedir(folder);
-        usleep(10000);
+        pause_us(10000);
     }
     return -1;
 }
@@ -271,7 +273,7 @@ static void read_host(void)
     static size_t have;
     ssize_t n = read(port, text + have, sizeof(text) - 1 - have);
     if (n <= 0) {
-        usleep(10000); /* the host's end is not open (yet) */
+        pause_us(10000); /* the host's end is not open (yet) */
         return;
     }
     have += (size_t)n;

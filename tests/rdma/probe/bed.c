@@ -1,4 +1,5 @@
 #define _GNU_SOURCE
+#include "../../pause.h"
 #include "probe.h"
 
 #include <arpa/inet.h>
@@ -285,7 +286,7 @@ bool pump(struct bed *bed, int ms, int want_a, int want_b)
             return true;
         if (now_us() >= deadline)
             return false;
-        usleep(100);
+        pause_us(100);
     }
 }
 

@@ -52,6 +52,7 @@ int noop_note(enum r2_api id)
 }
 
 #define R2_OWN(name, since, ret, params) API ret name params;
+#include "../../pause.h"
 #include "api/nccl.def"
 API int ncclBroadcast(const void *send, void *recv, size_t count, int type, int root,
                       r2_nccl_comm comm, r2_nccl_stream stream);
@@ -72,7 +73,7 @@ static int wait_for_peers(r2_nccl_comm comm, int result)
     }
     atomic_fetch_add(&comm->inside, 1);
     while (atomic_load(&hang) && !atomic_load(&comm->aborted))
-        usleep(1000);
+        pause_us(1000);
     if (atomic_load(&comm->aborted))
         result = R2_NCCL_INTERNAL;
     atomic_fetch_sub(&comm->inside, 1);
@@ -234,7 +235,7 @@ static int end(enum r2_api id, r2_nccl_comm comm)
     if (comm) {
         atomic_store(&comm->aborted, 1);
         while (atomic_load(&comm->inside))
-            usleep(500);
+            pause_us(500);
         free(comm);
     }
     return noop_note(id);

@@ -1,7 +1,9 @@
 #define _GNU_SOURCE
+#define R2_ENGINELIB
 #include "fake.h"
 
 #include "../await.h"
+#include "io/iothread.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -19,9 +21,67 @@ atomic_uint fake_unreachable;
 atomic_bool fake_revoked;
 atomic_uint fake_flush_asked;
 
-void fake_sleep_ms(int ms)
+/* ---- time */
+
+extern _Atomic uint64_t added_ns, frozen_ns; /* added_time.h */
+atomic_int fake_held;
+
+/* How far the clock may go at once: to the next timer. */
+static uint64_t step_of(uint64_t left)
 {
-    await_us((unsigned)ms * 1000);
+    if (atomic_load(&fake_held))
+        return left < R2_NS_PER_MS ? left : R2_NS_PER_MS;
+    for (int i = 0; i < r2_io_count(); i++) {
+        uint64_t next = atomic_load(&r2_io_at(i)->next_deadline), now = r2_now_ns();
+
+        if (next && next < now + left)
+            left = next > now ? next - now : 1;
+    }
+    return left;
+}
+
+/* Looks twice: a thread may have given something to one that was looked at before. */
+static bool all_rest(void)
+{
+    for (int i = 0; i < 2 * r2_io_count(); i++) {
+        struct r2_io *io = r2_io_at(i);
+        uint64_t next = atomic_load(&io->next_deadline);
+
+        if (!atomic_load(&io->sleeping) || atomic_load(&io->pending) ||
+            (next && next <= r2_now_ns()))
+            return false;
+    }
+    return true;
+}
+
+static void settle(void)
+{
+    for (int i = 0; i < r2_io_count(); i++)
+        r2_io_wake(r2_io_at(i));
+    if (atomic_load(&fake_held))
+        await_nap();
+    for (int naps = 0; !all_rest() && !atomic_load(&fake_held); naps++) {
+        CHECK_MSG(naps < 200000, "the engine's threads come to no rest");
+        await_nap();
+    }
+}
+
+/* The clock stands still while the threads get their cores. Afterwards it goes with the machine's
+ * again, and is never behind it. */
+void fake_pass_ms(int ms)
+{
+    uint64_t now = r2_now_ns(), until = now + (uint64_t)ms * R2_NS_PER_MS, machine;
+    struct timespec ts;
+
+    for (; now < until; now = atomic_load(&frozen_ns)) {
+        atomic_store(&frozen_ns, now + step_of(until - now));
+        settle();
+    }
+    await_nap(); /* for threads that know no engine's clock */
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    machine = (uint64_t)ts.tv_sec * R2_NS_PER_S + (uint64_t)ts.tv_nsec;
+    atomic_store(&added_ns, now > machine ? now - machine : 0);
+    atomic_store(&frozen_ns, 0);
 }
 
 static struct r2_ep *ep_new(const struct r2_ep_params *params)
@@ -176,9 +236,11 @@ static int op_shut(struct r2_ep *ep)
         atomic_fetch_add(&ep->waiting, 1);
         return -EINPROGRESS;
     }
+    atomic_fetch_add(&fake_held, 1);
     atomic_fetch_add(&ep->waiting, 1);
-    for (int i = 0; i < 5000 && atomic_load(&ep->hold_shut); i++)
-        fake_sleep_ms(1);
+    WHILE_MS (5000, atomic_load(&ep->hold_shut))
+        ;
+    atomic_fetch_sub(&fake_held, 1);
     pthread_mutex_lock(&ep->lock);
     ep->dead = true;
     drop_held(ep, 0, true);
@@ -217,7 +279,8 @@ static void op_health(struct r2_ep *ep, struct r2_ep_health *out)
     int ms = atomic_load(&ep->health_ms);
 
     memset(out, 0, sizeof(*out));
-    fake_sleep_ms(ms);
+    atomic_fetch_add(atomic_load(&frozen_ns) ? &frozen_ns : &added_ns, (uint64_t)ms * R2_NS_PER_MS);
+    atomic_fetch_add(&ep->asked, 1);
     out->rtt_ns = (uint64_t)atomic_load(&ep->rtt_us) * 1000;
     out->segments = (uint64_t)atomic_load(&ep->segments);
     out->retransmits = (uint64_t)atomic_load(&ep->retransmits);

@@ -12,6 +12,9 @@
 #include <stdatomic.h>
 
 #include "engine/loop/loop.h"
+#ifndef R2_ENGINELIB /* the programs, each of one file */
+#include "../added_time.h"
+#endif
 
 #define FAKE_HELD 128
 
@@ -39,7 +42,8 @@ struct r2_ep {
     atomic_bool silent;               /* health: nothing answers */
     atomic_bool connected;            /* health of a probe, and reached(): the host's kernel did */
     atomic_bool there, given_up;      /* fake_fail: as in r2_ep_health */
-    atomic_int health_ms;             /* health() takes so long */
+    atomic_int health_ms;             /* health() takes so long, by the engine's clock */
+    atomic_int asked;                 /* times that health() was called */
     atomic_int rtt_us;                /* health: round trip of the network */
     atomic_int segments, retransmits; /* the same */
     atomic_int flushes;
@@ -113,7 +117,18 @@ void fake_pull(struct r2_ep *ep);
 void fake_sent(struct r2_ep *ep);
 /* Fails every endpoint of the process and lets go of them. */
 void fake_forget(const uint8_t process[16]);
-void fake_sleep_ms(int ms);
+/* So much time passes: the engine's clock goes from one timer to the next, and its threads do what
+ * is due before the next step. Not by one of them, nor while the test keeps one awake. */
+void fake_pass_ms(int ms);
+/* At most so much of it, until that holds; else the test has failed. */
+#define FAKE_AWAIT(ms, cond)                                                                       \
+    do {                                                                                           \
+        for (int left_ = (ms); left_ > 0 && !(cond); left_--)                                      \
+            fake_pass_ms(1);                                                                       \
+        CHECK_MSG(cond, "waited in vain for %s", #cond);                                           \
+    } while (0)
+/* How many of its threads wait for the test: they are not waited for. */
+extern atomic_int fake_held;
 
 /* Takes a chunk out of those that an endpoint holds. */
 static inline bool unhold(struct r2_bulk *held, int *n, const struct r2_bulk *b)

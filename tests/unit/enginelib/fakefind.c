@@ -1,4 +1,5 @@
 /* Looking for endpoints of the fake transport. */
+#define R2_ENGINELIB
 #include <string.h>
 
 #include "fake.h"
@@ -14,7 +15,7 @@ struct r2_ep *fake_find(const uint8_t process[16], int lnic, int rnic, uint32_t 
 
     for (int i = 0; i < 3000 && !found; i++) {
         if (i)
-            fake_sleep_ms(1);
+            fake_pass_ms(1);
         pthread_mutex_lock(&fake_all_lock);
         for (struct r2_ep *e = fake_all; e && !found; e = e->next) {
             if (is_of(e, process) && !e->params.probe && e->params.gen > gen &&

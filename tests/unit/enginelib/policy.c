@@ -1,5 +1,6 @@
 /* What attempts to reach a process come to. */
 #define _GNU_SOURCE
+#define R2_ENGINELIB
 #include <string.h>
 
 #include "fake.h"

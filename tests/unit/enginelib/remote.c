@@ -1,4 +1,5 @@
 #define _GNU_SOURCE
+#define R2_ENGINELIB
 #include "remote.h"
 
 #include <errno.h>
@@ -185,7 +186,7 @@ struct r2_ep *remote_via(const struct remote *r, int nic, int via, int ms)
     struct r2_ep *ep = fake_newest(r->id, nic, via);
 
     for (int t = 0; t < ms && !ep; t++) {
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
         ep = fake_newest(r->id, nic, via);
     }
     return ep;
@@ -284,7 +285,7 @@ int remote_hear_ms(struct r2_ep *ep, uint8_t type, void *body, size_t cap, int m
             return i;
         }
         if (t < ms)
-            fake_sleep_ms(1);
+            fake_pass_ms(1);
     }
     return -1;
 }
@@ -384,13 +385,19 @@ bool remote_command(void (*f)(int nic), int nic)
     atomic_store(&command.done, false);
     r2_task_kick(&command.task);
     for (int i = 0; i < 20000 && !atomic_load(&command.done); i++)
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     return atomic_load(&command.done);
 }
 
 void remote_drain(int nic)
 {
     r2_nicstate_drain(nic, r2_now_ns());
+}
+
+void remote_nic_back(int nic)
+{
+    r2_nicstate_place(nic, R2_PLACE_EV_LINK_DOWN, "a test", r2_now_ns());
+    r2_nicstate_place(nic, R2_PLACE_EV_LINK_UP, "a test", r2_now_ns());
 }
 
 void remote_undrain(int nic)
@@ -495,7 +502,7 @@ bool remote_wait_state(const struct remote *r, int nic, int state)
     for (int i = 0; i < REMOTE_WAIT_MS; i++) {
         if (remote_state(r, nic) == state)
             return true;
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     return false;
 }
@@ -537,7 +544,7 @@ int remote_test(struct r2_req *req, int ms, size_t *size)
         if (rc || done)
             return rc ? rc : 1;
         if (i < ms)
-            fake_sleep_ms(1);
+            fake_pass_ms(1);
     }
     return 0;
 }
@@ -547,7 +554,7 @@ bool remote_wait_flag(atomic_bool *flag)
     for (int i = 0; i < REMOTE_WAIT_MS; i++) {
         if (atomic_load(flag))
             return true;
-        fake_sleep_ms(1);
+        fake_pass_ms(1);
     }
     return false;
 }

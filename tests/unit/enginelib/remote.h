@@ -68,6 +68,8 @@ bool remote_command(void (*f)(int nic), int nic);
 /* For it: the operator's words. */
 void remote_drain(int nic);
 void remote_undrain(int nic);
+/* Its link goes and comes: what a verdict took out is tried again. */
+void remote_nic_back(int nic);
 /* Word about the generation of a path, said over another. */
 int remote_down(struct r2_ep *ep, const struct r2_ep *dead);
 int remote_fenced(struct r2_ep *ep, const struct r2_ep *dead);

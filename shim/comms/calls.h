@@ -1,0 +1,40 @@
+/* The last AllReduces of a rank. Ranks must give the same ones in the same order; the size decides
+ * whether NCCL or R2CCL carries one out, so that of unequal sizes each may get a part, and neither
+ * ends. Ranks that stand still tell rank 0 what they have called, and it compares. Pure. */
+#ifndef R2_COMMS_CALLS_H
+#define R2_COMMS_CALLS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "agree/agree.h"
+
+#define R2_CALLS 8
+
+struct r2_calls_entry {
+    uint64_t number; /* of the collective, from 1; 0: none */
+    uint64_t bytes;
+    uint64_t taken; /* by R2CCL so far, with this one */
+};
+
+struct r2_calls {
+    struct r2_calls_entry of[R2_CALLS]; /* the newest first */
+};
+
+/* As a report carries them. */
+_Static_assert(sizeof(struct r2_calls) == sizeof(((struct r2_agree_report *)0)->calls), "words");
+
+/* taken: by R2CCL, not by NCCL. */
+void r2_calls_add(struct r2_calls *c, uint64_t number, uint64_t bytes, bool taken);
+
+struct r2_calls_difference {
+    uint64_t number;
+    uint64_t taken_bytes, left_bytes; /* what R2CCL got at one rank, and NCCL at the other */
+    bool first;                       /* `a` is the rank where R2CCL got it */
+};
+
+/* The first call that R2CCL has at one rank and NCCL at the other, as far as both still know it. */
+bool r2_calls_differ(const struct r2_calls *a, const struct r2_calls *b,
+                     struct r2_calls_difference *out);
+
+#endif
