@@ -1,9 +1,11 @@
 /* The last AllReduces of a rank. Ranks must give the same ones in the same order; the size decides
  * whether NCCL or R2CCL carries one out, so that of unequal sizes each may get a part, and neither
- * ends. Ranks that stand still tell rank 0 what they have called, and it compares. Pure. */
+ * ends. Ranks that stand still tell rank 0 what they have called, and it compares. Without a lock:
+ * one thread notes, any may read. */
 #ifndef R2_COMMS_CALLS_H
 #define R2_COMMS_CALLS_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -24,8 +26,20 @@ struct r2_calls {
 /* As a report carries them. */
 _Static_assert(sizeof(struct r2_calls) == sizeof(((struct r2_agree_report *)0)->calls), "words");
 
-/* taken: by R2CCL, not by NCCL. */
-void r2_calls_add(struct r2_calls *c, uint64_t number, uint64_t bytes, bool taken);
+/* What is read, and one that may be in the making. */
+struct r2_calls_log {
+    _Atomic uint64_t count, taken;
+    struct {
+        _Atomic uint64_t number, bytes, taken;
+    } of[R2_CALLS + 1];
+};
+
+/* taken: by R2CCL, not by NCCL. One thread at a time. */
+void r2_calls_note(struct r2_calls_log *log, uint64_t number, uint64_t bytes, bool taken);
+/* How many were noted. */
+uint64_t r2_calls_count(const struct r2_calls_log *log);
+/* False: another one was noted meanwhile. */
+bool r2_calls_read(const struct r2_calls_log *log, struct r2_calls *out);
 
 struct r2_calls_difference {
     uint64_t number;

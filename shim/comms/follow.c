@@ -249,9 +249,13 @@ static void show(struct r2_follow *f)
 /* Whether rank 0 is to hear of it. Lock held. */
 static bool stands(struct r2_follow *f, uint64_t now)
 {
-    if (!f->called_ns || now < f->called_ns + STANDS_NS)
+    uint64_t count = r2_calls_count(&f->calls);
+
+    /* Relaxed: if it is of another call, this is looked at again. */
+    if (count == f->stood ||
+        now < atomic_load_explicit(&f->called_ns, memory_order_relaxed) + STANDS_NS)
         return false;
-    f->called_ns = 0;
+    f->stood = count;
     return r2_vote_state(f->vote) == R2_VOTE_YES;
 }
 
@@ -262,9 +266,11 @@ static uint64_t look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t s
     struct r2_agree_report report = {
         .capacity = capacity, .share = share, .flags = r2_watch_stop() ? R2_LEADER_STOP : 0};
     bool ready = atomic_load(&f->ready), tell;
+    struct r2_calls calls;
 
     pthread_mutex_lock(&f->lock);
-    memcpy(report.calls, &f->calls, sizeof(report.calls));
+    if (r2_calls_read(&f->calls, &calls))
+        memcpy(report.calls, &calls, sizeof(report.calls));
     tell = ready && capacity &&
            (!f->told_any || f->told.capacity != capacity || f->told.share != share ||
             f->told.flags != report.flags);

@@ -27,13 +27,15 @@ struct r2_follow {
 
     uint64_t epoch; /* of the plan in force; the application's thread */
 
+    struct r2_calls_log calls;
+    _Atomic uint64_t called_ns; /* the last of them */
+
     atomic_bool ready; /* ranks have met, and there may be plans */
 
     pthread_mutex_t lock; /* guards the rest */
     bool told_any;
     struct r2_agree_report told; /* last reported */
-    struct r2_calls calls;
-    uint64_t called_ns; /* the last one, until it was reported that this rank stands; 0: it was */
+    uint64_t stood;              /* calls, when it was last reported that this rank stands */
 };
 
 /* comm.c: whether its ranks are told of each other's errors. All ranks of a family meet at one

@@ -51,10 +51,8 @@ static void note_call(struct r2_follow *f, uint64_t bytes, bool taken)
 {
     if (r2_vote_refused(f->vote))
         return;
-    pthread_mutex_lock(&f->lock);
-    r2_calls_add(&f->calls, r2_agree_index(f->agree) + 1, bytes, taken);
-    f->called_ns = r2_now_ns();
-    pthread_mutex_unlock(&f->lock);
+    atomic_store_explicit(&f->called_ns, r2_now_ns(), memory_order_relaxed);
+    r2_calls_note(&f->calls, r2_agree_index(f->agree) + 1, bytes, taken);
 }
 
 /* An AllReduce, between before and after: true, and *result is what the call

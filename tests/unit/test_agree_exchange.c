@@ -164,7 +164,7 @@ static void one_stops(void)
     offers(a);
     if (me == 0) {
         STAYS_MS(4000, atomic_load(&gone) == 0);
-        kill(sh->pids[1], SIGCONT);
+        AWAIT((kill(sh->pids[1], SIGCONT), atomic_load(&rounds) == 1)); /* it may stop late */
     }
     AWAIT(atomic_load(&rounds) == 1);
     CHECK_EQ(atomic_load(&gone), 0);

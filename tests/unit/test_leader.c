@@ -283,9 +283,8 @@ TEST(slower)
 static void stands(struct r2_leader *l, int rank, uint64_t bytes)
 {
     struct r2_agree_report report = {.share = FULL};
-    struct r2_calls calls = {0};
+    struct r2_calls calls = {.of = {{8, bytes, bytes >= R2_VOTE_FROM}}};
 
-    r2_calls_add(&calls, 8, bytes, bytes >= R2_VOTE_FROM);
     memcpy(report.calls, &calls, sizeof(calls));
     r2_leader_reported(l, rank, &report);
 }
