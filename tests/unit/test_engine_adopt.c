@@ -193,21 +193,6 @@ TEST(adopted)
     end();
 }
 
-/* One of them does when there is no time left to ask it: the verdict is the same. */
-TEST(a_pair_too_late)
-{
-    begin();
-    fail(&x);
-    CHECK(probed(&x));
-    fake_pass_ms(LATE_MS);
-    fail(&y);
-    other_finds(0, R2_FOUND_LOCAL);
-    CHECK(starts(verdict_on(&x), "local NIC, as pid"));
-    CHECK_MSG(starts(verdict_on(&y), "local NIC, as pid"), "it is \"%s\"", verdict_on(&y));
-    CHECK(goes_out(0));
-    end();
-}
-
 /* The other process dies without a word. What had no time to answer before is asked again then. */
 TEST(a_late_pair_is_asked_again)
 {
