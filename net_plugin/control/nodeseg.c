@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "util/clock.h"
 #include "util/crc32c.h"
 
 #define TOTAL ((off_t)(sizeof(struct r2_node_header) + R2_NODE_ROWS * sizeof(struct r2_node_row)))
@@ -31,11 +32,11 @@ struct r2_nodeseg {
     char name[96];
 };
 
-static uint64_t clock_ns(clockid_t id)
+static uint64_t real_ns(void)
 {
     struct timespec ts;
 
-    clock_gettime(id, &ts);
+    clock_gettime(CLOCK_REALTIME, &ts);
     return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
 
@@ -145,8 +146,8 @@ int r2_nodeseg_write(struct r2_nodeseg *s, struct r2_node_row *row)
         goto out;
     changes++;
     row->epoch = changes;
-    row->mono_ns = clock_ns(CLOCK_MONOTONIC);
-    row->real_ns = clock_ns(CLOCK_REALTIME);
+    row->mono_ns = r2_now_ns();
+    row->real_ns = real_ns();
     row->pid = (uint32_t)getpid();
     r2_node_row_seal(row);
     rc = write_at(s->fd, row, sizeof(*row), row_at(slot_for(s, &row->nic)));
@@ -211,7 +212,7 @@ static int fill_header(struct r2_node_header *h, const char *host)
     h->rows = R2_NODE_ROWS;
     h->netns = (uint64_t)st.st_ino;
     h->uid = geteuid();
-    h->created_real_ns = clock_ns(CLOCK_REALTIME);
+    h->created_real_ns = real_ns();
     snprintf(h->host, sizeof(h->host), "%s", host);
     boot_id(h->boot_id, sizeof(h->boot_id));
     return 0;

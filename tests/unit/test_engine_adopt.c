@@ -32,9 +32,12 @@ static void serve(int in, int out)
         _exit(1);
     while (read(in, &row, sizeof(row)) == (ssize_t)sizeof(row)) {
         bool gives_up = row.state == R2_NODE_UNKNOWN && row.pid;
-        int rc = gives_up    ? 0
-                 : row.state ? r2_nodeseg_write(seg, &row)
-                             : r2_nodeseg_claim(seg, &row.nic);
+        int rc;
+
+        atomic_store(&added_ns, row.mono_ns); /* its clock is the engine's */
+        rc = gives_up    ? 0
+             : row.state ? r2_nodeseg_write(seg, &row)
+                         : r2_nodeseg_claim(seg, &row.nic);
 
         if (row.state || gives_up)
             r2_nodeseg_release(seg, &row.nic);
@@ -59,11 +62,12 @@ static void start_other(void)
     other.answer = from[0];
 }
 
-static void tell(const struct r2_node_row *row)
+static void tell(struct r2_node_row *row)
 {
     int rc = -EAGAIN;
 
     for (int i = 0; i < 200 && rc == -EAGAIN; i++) {
+        row->mono_ns = atomic_load(&added_ns);
         CHECK_EQ(write(other.ask, row, sizeof(*row)), sizeof(*row));
         CHECK_EQ(read(other.answer, &rc, sizeof(rc)), sizeof(rc));
         if (rc == -EAGAIN)
@@ -190,6 +194,21 @@ TEST(adopted)
     CHECK(starts(verdict_on(&y), "local NIC, as pid"));
     CHECK(goes_out(0));
     CHECK_EQ(count(&r2_eng.n->locate_rounds), rounds);
+    end();
+}
+
+/* One of them does when there is no time left to ask it: the verdict is the same. */
+TEST(a_pair_too_late)
+{
+    begin();
+    fail(&x);
+    CHECK(probed(&x));
+    fake_pass_ms(LATE_MS);
+    fail(&y);
+    other_finds(0, R2_FOUND_LOCAL);
+    CHECK(starts(verdict_on(&x), "local NIC, as pid"));
+    CHECK_MSG(starts(verdict_on(&y), "local NIC, as pid"), "it is \"%s\"", verdict_on(&y));
+    CHECK(goes_out(0));
     end();
 }
 
