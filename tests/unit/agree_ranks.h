@@ -193,6 +193,22 @@ static enum r2_agree_state state_of(struct r2_agree *a)
     return stats.state;
 }
 
+/* A rank that has met the others. */
+__attribute__((unused)) static struct r2_agree *meet(void)
+{
+    uint8_t id[R2_AGREE_ID];
+    struct r2_agree *a;
+    uint64_t epoch;
+
+    get_id(id);
+    a = member(id, me, processes);
+    CHECK_EQ(operate(a, 0, &epoch), 0);
+    AWAIT(state_of(a) == R2_AGREE_READY);
+    atomic_fetch_add(&sh->step, 1);
+    AWAIT(atomic_load(&sh->step) >= processes);
+    return a;
+}
+
 /* Operations until the plan of epoch `want` or a later one is in force; returns which. A proposal
  * that comes too late for a rank is made again under the next epoch. */
 __attribute__((unused)) static uint64_t change(struct r2_agree **members, int n, int comm,

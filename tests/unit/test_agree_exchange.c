@@ -100,21 +100,11 @@ static void on_failed(void *user, int rank, uint32_t error)
 }
 
 /* They have met, and hear of the end of others. */
-static struct r2_agree *meet(void)
+static struct r2_agree *meet_and_hear(void)
 {
-    uint8_t id[R2_AGREE_ID];
-    struct r2_agree *a;
-    uint64_t epoch;
-
     ops.exchanged = on_exchanged;
     ops.failed = on_failed;
-    get_id(id);
-    a = member(id, me, processes);
-    CHECK_EQ(operate(a, 0, &epoch), 0);
-    AWAIT(state_of(a) == R2_AGREE_READY);
-    atomic_fetch_add(&sh->step, 1);
-    AWAIT(atomic_load(&sh->step) >= processes);
-    return a;
+    return meet();
 }
 
 static void offers(struct r2_agree *a)
@@ -135,7 +125,7 @@ static void leave(struct r2_agree *a, int all)
 static void one_dies(void)
 {
     struct r2_agree_view view;
-    struct r2_agree *a = meet();
+    struct r2_agree *a = meet_and_hear();
     int dead = atomic_load(&sh->stuck);
 
     if (me == dead)
@@ -157,7 +147,7 @@ static void last_dies(void)
 /* One that is stopped for several seconds is awaited, and so is one that nothing reaches. */
 static void one_stops(void)
 {
-    struct r2_agree *a = meet();
+    struct r2_agree *a = meet_and_hear();
 
     if (me == 1)
         raise(SIGSTOP);
@@ -173,7 +163,7 @@ static void one_stops(void)
 
 static void one_loses_power(void)
 {
-    struct r2_agree *a = meet();
+    struct r2_agree *a = meet_and_hear();
 
     if (me == 2) {
         lose_power();
@@ -192,7 +182,7 @@ static void some_end_when_invited(void)
     struct r2_agree *a;
 
     ops.invited = on_invited;
-    a = meet();
+    a = meet_and_hear();
     if (me == 0)
         CHECK_EQ(r2_agree_invite(a), 0);
     AWAIT(atomic_load(&invitations));

@@ -12,22 +12,6 @@
 
 #define ERROR 6
 
-/* A rank that has met the others. */
-static struct r2_agree *meet(void)
-{
-    uint8_t id[R2_AGREE_ID];
-    struct r2_agree *a;
-    uint64_t epoch;
-
-    get_id(id);
-    a = member(id, me, processes);
-    CHECK_EQ(operate(a, 0, &epoch), 0);
-    AWAIT(state_of(a) == R2_AGREE_READY);
-    atomic_fetch_add(&sh->step, 1);
-    AWAIT(atomic_load(&sh->step) >= processes);
-    return a;
-}
-
 /* Its sockets are closed: its last thread has ended. */
 static bool is_over(pid_t pid)
 {

@@ -27,20 +27,10 @@ static void on_failed(void *user, int rank, uint32_t error)
 }
 
 /* A rank that has met the others. */
-static struct r2_agree *meet(void)
+static struct r2_agree *meet_and_hear(void)
 {
-    uint8_t id[R2_AGREE_ID];
-    struct r2_agree *a;
-    uint64_t epoch;
-
     ops.failed = on_failed;
-    get_id(id);
-    a = member(id, me, processes);
-    CHECK_EQ(operate(a, 0, &epoch), 0);
-    AWAIT(state_of(a) == R2_AGREE_READY);
-    atomic_fetch_add(&sh->step, 1);
-    AWAIT(atomic_load(&sh->step) >= processes);
-    return a;
+    return meet();
 }
 
 /* sh->switched counts who is done; the others live until then, since they may be asked. */
@@ -85,7 +75,7 @@ static void tell(struct r2_agree *a, uint32_t error)
 
 static void one_tells(void)
 {
-    struct r2_agree *a = meet();
+    struct r2_agree *a = meet_and_hear();
 
     if (hears(a, 2, processes)) {
         return;
@@ -98,7 +88,7 @@ static void one_tells(void)
 
 static void leader_tells(void)
 {
-    struct r2_agree *a = meet();
+    struct r2_agree *a = meet_and_hear();
     uint64_t before = sent_by(a);
 
     if (hears(a, 0, processes)) {
@@ -112,7 +102,7 @@ static void leader_tells(void)
 /* The word is with the kernel when tell returns: the leader passes it on. */
 static void teller_ends(void)
 {
-    struct r2_agree *a = meet();
+    struct r2_agree *a = meet_and_hear();
 
     if (hears(a, 2, processes - 1)) {
         return;
@@ -124,7 +114,7 @@ static void teller_ends(void)
 /* What an application does with an error. */
 static void teller_aborts(void)
 {
-    struct r2_agree *a = meet();
+    struct r2_agree *a = meet_and_hear();
 
     if (hears(a, 1, processes)) {
         return;
@@ -139,7 +129,7 @@ static void teller_aborts(void)
 /* ... and what the leader may have done before: it passes on what it hears all the same. */
 static void leader_aborted(void)
 {
-    struct r2_agree *a = meet();
+    struct r2_agree *a = meet_and_hear();
 
     if (me == 0) {
         r2_agree_abort(a);
@@ -158,7 +148,7 @@ static void leader_aborted(void)
 
 static void leader_dead(void)
 {
-    struct r2_agree *a = meet();
+    struct r2_agree *a = meet_and_hear();
 
     if (me == 0) {
         pause(); /* until it is killed */
@@ -174,7 +164,7 @@ static void leader_dead(void)
 /* ... and the rank that noticed ends at once, too. */
 static void leader_and_teller_end(void)
 {
-    struct r2_agree *a = meet();
+    struct r2_agree *a = meet_and_hear();
 
     if (me == 0) {
         pause(); /* until it is killed */
@@ -210,7 +200,7 @@ static void lost(int all)
  * the rank that noticed ends. */
 static void leader_without_power(void)
 {
-    struct r2_agree *a = meet();
+    struct r2_agree *a = meet_and_hear();
 
     if (me == 0) {
         lose_power();
@@ -226,7 +216,7 @@ static void leader_without_power(void)
 
 static void leader_stands_still(void)
 {
-    struct r2_agree *a = meet();
+    struct r2_agree *a = meet_and_hear();
 
     if (hears(a, 2, processes - 2)) {
         return;
@@ -242,7 +232,7 @@ static void leader_stands_still(void)
 /* The leader hears nothing of the rank that tells, but of others that heard it. */
 static void teller_out_of_the_leaders_reach(void)
 {
-    struct r2_agree *a = meet();
+    struct r2_agree *a = meet_and_hear();
     uint64_t begun;
 
     if (me == 2) { /* sh->ran: the ports of its ends */
@@ -285,7 +275,7 @@ static void teller_out_of_the_leaders_reach(void)
 /* Nor does one that no connection can be made to keep the rank from saying so in time. */
 static void two_without_power(void)
 {
-    struct r2_agree *a = meet();
+    struct r2_agree *a = meet_and_hear();
     uint64_t begun;
 
     if (me == 0 || me == 4) {
@@ -369,7 +359,7 @@ static void neighbour_of_the_leader_ends(void)
 
 static void all_tell(void)
 {
-    struct r2_agree *a = meet();
+    struct r2_agree *a = meet_and_hear();
 
     r2_agree_tell(a, ERROR);
     leave(a, processes);
@@ -447,7 +437,7 @@ static void who_waits_for_a_plan(void)
     int rc;
 
     ops.accept = accept_late;
-    a = meet();
+    a = meet_and_hear();
     if (me == 0) {
         CHECK_EQ(r2_agree_propose(a, "a pla", 5), 0);
         AWAIT(atomic_load(&sh->stuck) == 1);
