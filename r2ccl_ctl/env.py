@@ -90,12 +90,12 @@ def hindrances(base: Mapping[str, str]) -> list[str]:
     net = base.get("NCCL_NET", "")
     if net and net.lower() != "r2ccl":
         found.append(f"NCCL_NET={net} makes NCCL ignore R2CCL: unset it")
-    mode, place = base.get("R2CCL_MODE") or base.get("R2CC_MODE") or "", ""
+    mode, place, remedy = base.get("R2CCL_MODE") or base.get("R2CC_MODE") or "", "", "unset it"
     if not mode:
         mode, file = settings_view.from_file("R2CCL_MODE")
-        place = f" in {file}"
+        place, remedy = f" in {file}", "take it out"
     if mode.lower() in ("0", "off"):
-        found.append(f"R2CCL_MODE={mode}{place} switches R2CCL off: take it out")
+        found.append(f"R2CCL_MODE={mode}{place} switches R2CCL off: {remedy}")
     return found
 
 
