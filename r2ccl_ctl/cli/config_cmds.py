@@ -33,7 +33,7 @@ def config() -> None:
 @click.option("--markdown", is_flag=True, help="As the text of docs/settings.md.")
 @json_option
 def config_list(changed: bool, markdown: bool, as_json: bool) -> None:
-    """List all settings with default, value and where the value comes from.
+    """List all settings: value, default, source of the value.
 
     The table comes out of the built plugin; the values are those that a job started from this
     shell would have. SOURCE is where the value comes from: the environment, an alias in it, or a
@@ -76,7 +76,7 @@ def config_list(changed: bool, markdown: bool, as_json: bool) -> None:
 @click.argument("name", shell_complete=lambda ctx, param, text: _complete(text))
 @json_option
 def config_explain(name: str, as_json: bool) -> None:
-    """Explain the setting NAME: what it does, its values, and its value here.
+    """Explain the setting NAME, and show its value here.
 
     NAME may be written without R2CCL_, and in small letters.
 
@@ -120,9 +120,9 @@ def _complete(text: str) -> list[str]:
 @json_option
 @of_a_check()
 def config_check(as_json: bool) -> None:
-    """Check the variables of this shell: misspelt names, bad values, contradictions.
+    """Check the variables of this shell for mistakes.
 
-    It looks at NCCL's variables too, as far as an NCCL is found from here. Ends with 0 without a
+    It finds misspelt names, bad values and contradictions. It looks at NCCL's variables too, as far as an NCCL is found from here. Ends with 0 without a
     problem, 1 with warnings, 2 if NCCL would ignore R2CCL.
 
     \b

@@ -60,9 +60,9 @@ def apply(
     check: bool,
     as_json: bool,
 ) -> None:
-    """Apply the fault rules of FILE (-: standard input) to running processes.
+    """Apply the fault rules of FILE to running processes.
 
-    A line is `NIC KIND [direction=tx|rx|both] [after=BYTES] [ops=N] [for=DURATION] [at=DURATION]`,
+    FILE `-` is standard input. A line is `NIC KIND [direction=tx|rx|both] [after=BYTES] [ops=N] [for=DURATION] [at=DURATION]`,
     with the words of fail-nic; KIND `recover` is recover-nic. `ops`: the fault begins at that send
     or receive of each process. `at` is counted from now; the command ends after the last rule. All
     rules are checked before the first one is applied. If a rule cannot be applied (no process has

@@ -246,7 +246,9 @@ def fail_link(
 @name_option
 @plain_errors
 def recover_link(node: str | None, nic: str | None, everything: bool, name: str) -> None:
-    """Undo every fault of NIC of NODE: down, silent, loss and cut pairs.
+    """Undo every fault of NIC of NODE.
+
+    Faults are: down, silent, loss and cut pairs.
 
     \b
     Example:
@@ -273,7 +275,7 @@ def recover_link(node: str | None, nic: str | None, everything: bool, name: str)
 @name_option
 @plain_errors
 def cut_pair(node_a: str, node_b: str, nic: str, undo: bool, name: str) -> None:
-    """Keep two nodes from reaching each other over the rail of NIC. Carriers stay up.
+    """Cut two nodes off from each other over NIC. Carriers stay up.
 
     \b
     Example:
@@ -292,7 +294,9 @@ def cut_pair(node_a: str, node_b: str, nic: str, undo: bool, name: str) -> None:
 @name_option
 @plain_errors
 def rate(node: str, nic: str, rate: str, name: str) -> None:
-    """Shape NIC of NODE to RATE, both directions; `none` for unshaped.
+    """Shape NIC of NODE to RATE, in both directions.
+
+    RATE `none` ends the shaping.
 
     \b
     Example:
@@ -361,7 +365,9 @@ def table(found: dict[str, Any]) -> list[str]:
 @name_option
 @plain_errors
 def down(name: str) -> None:
-    """Remove a lab, also one that was left half built; ends what runs in its nodes.
+    """Remove a lab, and end what runs in its nodes.
+
+    A lab that was left half built is removed, too.
 
     \b
     Example:

@@ -83,8 +83,7 @@ SECTIONS = (
             Later(
                 "nics",
                 "read_cmds",
-                "List the NICs: state, weight, rates, injected faults, and the verdicts about "
-                "broken ones.",
+                "List the NICs: state, weight, rates, injected faults, verdicts.",
             ),
             Later(
                 "journal",
@@ -94,8 +93,7 @@ SECTIONS = (
             Later(
                 "trace",
                 "trace_cmds",
-                "Write what happened to all ranks as one trace, for ui.perfetto.dev or "
-                "chrome://tracing.",
+                "Write a trace of all ranks, for Perfetto or Chrome.",
             ),
             Later(
                 "collectives",

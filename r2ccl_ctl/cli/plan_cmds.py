@@ -99,7 +99,7 @@ def predict(
     job: str | None,
     as_json: bool,
 ) -> None:
-    """Print what AllReduce would run as, and how long each schedule would take.
+    """Print what AllReduce would run as, and the time it takes.
 
     This is the shim's own planner. Times are of the network alone, at the given rates. ring is
     NCCL's, r2ccl-allreduce is by its authors' formula, and no schedule takes less than bound.
@@ -266,10 +266,10 @@ def plan_off(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Return to NCCL's own choice, at the next operation that the ranks agree on. This holds for
-    R2CCL_ALLREDUCE=direct, too.
+    """Return to NCCL's own choice.
 
-    One process of a communicator is enough: the command holds for all its ranks, until plan on. The
+    It begins at the next operation that the ranks agree on. It holds for R2CCL_ALLREDUCE=direct,
+    too. One process of a communicator is enough: the command holds for all its ranks, until plan on. The
     job survives the loss of NICs as before. Ends with 1 when no process of a job has a communicator
     that could have a plan; with 0 if plans are off already.
 

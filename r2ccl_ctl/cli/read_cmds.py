@@ -341,7 +341,7 @@ def nics(
     every: float | None,
     as_json: bool,
 ) -> None:
-    """List the NICs: state, weight, rates, injected faults, and the verdicts about broken ones.
+    """List the NICs: state, weight, rates, injected faults, verdicts.
 
     The processes of a node share their verdicts. TOWARDS: the NICs at the other ends of the failed
     paths. STATE "recovered": the NIC had failed and works again.

@@ -47,7 +47,9 @@ def path_(named: bool) -> None:
 @NCCL
 @json_option
 def lacks(nccl: Path, as_json: bool) -> None:
-    """List the functions of an NCCL that the library with NCCL's name does not pass on.
+    """List the functions of an NCCL that R2CCL's library lacks.
+
+    R2CCL's library with NCCL's name does not pass these on.
 
     \b
     Example:
@@ -72,9 +74,9 @@ def lacks(nccl: Path, as_json: bool) -> None:
     help="Where to write it; name it libnccl.so.2. The folder must be there.",
 )
 def build_(nccl: Path, output: Path) -> None:
-    """Make a library with NCCL's name that has every function of a newer NCCL.
+    """Make a library with NCCL's name for a newer NCCL.
 
-    Those that the shim does not know are passed on as they are. Needs a C compiler. Keep
+    It has every function of that NCCL. Those that the shim does not know are passed on as they are. Needs a C compiler. Keep
     libnccl-net-r2ccl.so beside it or in one of the two folders above.
 
     \b

@@ -68,9 +68,9 @@ def trace(
     record: Path | None,
     output: Path,
 ) -> None:
-    """Write what happened to all ranks as one trace, for ui.perfetto.dev or chrome://tracing.
+    """Write a trace of all ranks, for Perfetto or Chrome.
 
-    Each failover is a span with its stages: detected, told to the peer, fenced, replayed, resumed.
+    Open it at ui.perfetto.dev or chrome://tracing. Each failover is a span with its stages: detected, told to the peer, fenced, replayed, resumed.
     Every event of the journals is a mark. Journals hold the last 1024 events of a rank, also of one
     that has ended (until `r2ccl-ctl gc`).
 

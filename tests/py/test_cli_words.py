@@ -7,10 +7,12 @@ import json
 import random
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
@@ -27,6 +29,24 @@ from r2ccl_ctl.hang import Seen
 from r2ccl_ctl.order import in_order
 
 __all__ = ["start_writer"]
+
+
+def _listings(group: click.Group, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield above
+    for name in group.list_commands(ctx := click.Context(group)):
+        command = group.get_command(ctx, name)
+        if isinstance(command, click.Group):
+            yield from _listings(command, (*above, name))
+
+
+def test_no_summary_is_cut() -> None:
+    """In 80 columns each command is listed with its whole first sentence."""
+    groups = list(_listings(main))
+    assert ("lab",) in groups
+    for words in groups:
+        page = call(*words, "--help").stdout.partition("\n")[2]
+        cut = [line for line in page.splitlines() if line.endswith("...")]
+        assert not cut, f"{words}: {cut}"
 
 
 @pytest.mark.parametrize(
