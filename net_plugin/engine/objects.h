@@ -152,7 +152,7 @@ struct r2_path {
     struct { /* what operators were last shown */
         uint32_t weight, penalty;
         uint64_t reuse_at;
-        unsigned weights; /* events about its weight in the journal */
+        bool weighed;     /* an event about its weight is in the journal */
         char verdict[80]; /* why it is down, once that is known (engine/locate) */
         int row;
     } shown;

@@ -58,21 +58,8 @@ static enum r2_seg_nic_state shown_as(enum r2_health_state state)
     return as[state];
 }
 
-/* A NIC at the brink becomes suspect and healthy time and again, and the journal is for failures as
- * well: it has the first suspicions, then one a minute. If it has a suspicion, it also has that it
- * cleared. A suspicion that becomes a failure is always there. Under nic_lock. True: told. */
-static bool pass_doubt(int nic, bool begins, uint64_t now, unsigned *untold)
-{
-    static struct r2_ratelimit doubts[R2_MAX_NICS];
-    static bool last[R2_MAX_NICS];
-
-    *untold = 0;
-    if (begins)
-        last[nic] = r2_ratelimit_pass(&doubts[nic], false, now, untold);
-    return last[nic];
-}
-
-/* Under nic_lock. */
+/* A NIC at the brink becomes suspect and healthy time and again: the journal has few of these, and
+ * that a suspicion cleared only if it has the suspicion. Under nic_lock. */
 static void journal(int nic, enum r2_health_state before, enum r2_health_state after,
                     const char *cause, uint64_t now)
 {
@@ -81,22 +68,18 @@ static void journal(int nic, enum r2_health_state before, enum r2_health_state a
         [R2_HEALTH_FAILED] = R2_EV_NIC_DOWN,     [R2_HEALTH_PROBING] = R2_EV_NIC_PROBING,
         [R2_HEALTH_RAMPING] = R2_EV_NIC_RAMPING, [R2_HEALTH_DAMPED] = R2_EV_NIC_DAMPED,
     };
+    static struct r2_ratelimit doubts[R2_MAX_NICS];
+    static bool told[R2_MAX_NICS];
     bool cleared = before == R2_HEALTH_SUSPECT && after == R2_HEALTH_HEALTHY;
     struct r2_control_event ev = {
         .event = cleared ? R2_EV_NIC_HEALTHY : as[after], .nic = r2_nic_name(nic), .cause = cause};
-    unsigned untold = 0;
-    char text[128];
 
     R2_INFO("NIC %s is %s: %s", r2_nic_name(nic), r2_health_word(after), cause);
-    if (after == R2_HEALTH_DRAINED) /* when nothing is left on it: tick_drain */
-        return;
-    if ((cleared || after == R2_HEALTH_SUSPECT) && !pass_doubt(nic, !cleared, now, &untold))
-        return;
-    if (untold) {
-        snprintf(text, sizeof(text), "%s (and %u times before, not shown)", cause, untold);
-        ev.cause = text;
-    }
-    r2_control_journal(r2_eng.ctl, &ev);
+    if (after == R2_HEALTH_SUSPECT)
+        told[nic] = r2_control_journal_seldom(r2_eng.ctl, &ev, &doubts[nic], false, now);
+    else if (cleared ? told[nic]
+                     : after != R2_HEALTH_DRAINED) /* that: when nothing is left on it */
+        r2_control_journal(r2_eng.ctl, &ev);
 }
 
 static void tell_path(struct r2_path *path, enum r2_nic_word word, bool others, const char *cause)

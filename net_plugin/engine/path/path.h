@@ -73,6 +73,10 @@ void r2_path_judge_packets(struct r2_path *path, const struct r2_ep_health *heal
 const char *r2_path_text(const struct r2_path *path, char *out, size_t cap);
 void r2_path_journal(const struct r2_path *path, enum r2_seg_event event, uint64_t bytes,
                      uint64_t duration_ns, const char *cause);
+/* As r2_control_journal_seldom. */
+struct r2_ratelimit;
+bool r2_path_journal_seldom(const struct r2_path *path, enum r2_seg_event event, const char *cause,
+                            struct r2_ratelimit *kind, bool anyway);
 /* Takes the event, and shows and journals what follows from it. True: something did. */
 bool r2_path_event(struct r2_path *path, enum r2_health_event event, const char *cause);
 void r2_path_show(struct r2_path *path, const char *cause);
