@@ -138,7 +138,7 @@ struct r2_path {
     struct { /* heartbeats */
         enum r2_beat_state state;
         int unanswered;
-        uint64_t count, at, sent_at, proven_at; /* last look; sent; the last answered was */
+        uint64_t at, sent_at, proven_at; /* last look; sent; the last answered was */
         /* S: `delivered` + 1 when it was asked early; that count, and since when it stands. */
         uint64_t asked_for, delivered, quiet_from;
         uint64_t given_at, used_at; /* the latest frame; when a look last found any */

@@ -68,7 +68,7 @@ TEST(verdict_is_told)
     begin(true);
     post(MSG);
     remote_forget(ep[1]);
-    peers = r2_peers_all(0);
+    peers = r2_peers_all();
     CHECK(peers && peers[0]);
     for (int i = 0; peers[i]; i++)
         r2_peer_lock(peers[i]);

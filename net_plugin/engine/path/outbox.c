@@ -144,7 +144,6 @@ void r2_out_info(struct r2_path *path)
         nics[i].word = (uint8_t)r2_nic_word(i);
         nics[i].less = weight_less(i);
         nics[i].forgiven = atomic_load(&r2_eng.nic_state[i].forgiven);
-        nics[i].speed_mbps = (uint32_t)r2_local.nics[i].speed_mbps;
     }
     r2_out_frame(path, R2_F_INFO, &m, sizeof(m), nics, (size_t)r2_local.n * sizeof(nics[0]));
 }

@@ -125,7 +125,6 @@ static void say_info(struct remote *r, struct r2_ep *ep)
 
         snprintf(n->name, sizeof(n->name), "rnic%d", i);
         n->word = R2_NIC_USABLE;
-        n->speed_mbps = 100000;
         n->addr = remote_addr(r, i);
     }
     fake_ctrl(ep, R2_F_INFO, &info, sizeof(info.m) + (size_t)r->nics * sizeof(info.nics[0]));
@@ -334,7 +333,7 @@ int remote_eager(struct r2_ep *ep, struct remote *r, uint64_t seq, const void *d
     struct {
         struct r2_msg_eager m;
         uint8_t data[8192];
-    } a = {.m = {.conn = r->conn_id, .seq = seq, .size = size, .gen = ep->params.gen}};
+    } a = {.m = {.conn = r->conn_id, .seq = seq, .size = size}};
 
     memcpy(a.data, data, size);
     return fake_ctrl(ep, R2_F_EAGER, &a, sizeof(a.m) + size);
