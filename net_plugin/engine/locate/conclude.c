@@ -80,21 +80,12 @@ static void pronounce(struct r2_round *r, int i, const struct r2_finding *v, uin
     journal(r->lnic, s->name, s->host, s->pid, now - s->failed_at, v->why);
 }
 
-static int usable_nics(void)
-{
-    int n = 0;
-
-    for (int i = 0; i < r2_local.n; i++)
-        n += r2_nic_usable(i);
-    return n;
-}
-
 /* The last NIC stays in service: a broken one is as good as none. */
 static void take_out(int nic, const char *why, uint64_t now)
 {
     struct r2_wire_addr own;
 
-    if (!r2_nic_usable(nic) || usable_nics() < 2)
+    if (!r2_nic_usable(nic) || !r2_nic_others(nic))
         return;
     if (r2_eng.ops->address(nic, &own) == 0)
         remember(-1, &own, now); /* that its carrier goes as well is no other verdict */

@@ -133,8 +133,7 @@ static void handle(struct note *n, uint64_t now)
 
 static void advance(uint64_t now)
 {
-    r2_rounds_tick(now);
-    r2_timer_set(&box.timer, r2_rounds_any() ? now + TICK_NS : 0);
+    r2_timer_set(&box.timer, r2_rounds_tick(now) ? now + TICK_NS : 0);
 }
 
 static void run(struct r2_task *t)

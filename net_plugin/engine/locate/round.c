@@ -7,7 +7,7 @@
 struct r2_round r2_rounds[R2_ROUNDS];
 struct r2_nodeseg *r2_locate_seg;
 
-struct r2_round *r2_round_full(int lnic)
+struct r2_round *r2_round_open(int lnic)
 {
     R2_FOR_EACH_ROUND(r)
     {
@@ -15,21 +15,6 @@ struct r2_round *r2_round_full(int lnic)
             return r;
     }
     return NULL;
-}
-
-bool r2_rounds_any(void)
-{
-    R2_FOR_EACH_ROUND(r)
-    return true;
-    return false;
-}
-
-void r2_round_clock(struct r2_round *r, uint64_t now)
-{
-    r->closed = false;
-    r->next_try = now;
-    r->close_at = now + R2_WINDOW_NS;
-    r->deadline = now + R2_ANSWER_NS;
 }
 
 struct r2_round *r2_round_new(int lnic, uint64_t now)
@@ -44,7 +29,6 @@ struct r2_round *r2_round_new(int lnic, uint64_t now)
         r->phase = R2_PHASE_SETTLE;
         r->lnic = lnic;
         r->began = now;
-        r2_round_clock(r, now);
         return r;
     }
     return NULL;

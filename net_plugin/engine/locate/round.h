@@ -110,15 +110,13 @@ extern struct r2_round r2_rounds[R2_ROUNDS];
 /* NULL: nothing is shared. */
 extern struct r2_nodeseg *r2_locate_seg;
 /* The round for the local NIC that still gathers evidence. */
-struct r2_round *r2_round_full(int lnic);
-bool r2_rounds_any(void);
+struct r2_round *r2_round_open(int lnic);
 struct r2_round *r2_round_new(int lnic, uint64_t now);
-/* Its times begin anew. */
-void r2_round_clock(struct r2_round *r, uint64_t now);
 void r2_round_free(struct r2_round *r, uint64_t now);
 
 /* ---- rounds.c */
-void r2_rounds_tick(uint64_t now);
+/* Whether any is under way. */
+bool r2_rounds_tick(uint64_t now);
 /* Notes from the inbox. */
 void r2_rounds_failed(struct r2_peer *p, int lnic, int rnic, int via, uint64_t at);
 void r2_rounds_nic(int nic, uint64_t now);

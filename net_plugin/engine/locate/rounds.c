@@ -72,7 +72,7 @@ void r2_rounds_failed(struct r2_peer *p, int lnic, int rnic, int via, uint64_t a
     }
     if (!still_suspect(p) || r2_verdict_recent(lnic, &addr, at))
         return;
-    r = r2_round_full(lnic);
+    r = r2_round_open(lnic);
     if (!r) /* none, or one that has seen enough */
         r = r2_round_new(lnic, at);
     if (r)
@@ -100,7 +100,9 @@ static void settled(struct r2_round *r, uint64_t now)
         return;
     }
     r->phase = R2_PHASE_RUN;
-    r2_round_clock(r, now);
+    r->next_try = now;
+    r->close_at = now + R2_WINDOW_NS;
+    r->deadline = now + R2_ANSWER_NS;
     for (int i = 0; i < r->n_suspects; i++) {
         struct r2_suspect *s = &r->suspects[i];
 
@@ -187,8 +189,14 @@ static void round_tick(struct r2_round *r, uint64_t now)
     r2_round_free(r, now);
 }
 
-void r2_rounds_tick(uint64_t now)
+bool r2_rounds_tick(uint64_t now)
 {
+    bool any = false;
+
     R2_FOR_EACH_ROUND(r)
-    round_tick(r, now);
+    {
+        round_tick(r, now);
+        any |= r->phase != R2_PHASE_FREE;
+    }
+    return any;
 }

@@ -16,6 +16,8 @@ bool r2_nic_port_up(int nic);
 void r2_nic_port_note(int nic, bool up);
 /* It is usable, and by RDMA where memory of devices is among what it carries. Any thread. */
 bool r2_nic_serves(int nic);
+/* How many of the others do. */
+int r2_nic_others(int nic);
 
 /* ---- nicstate.c */
 static inline bool r2_nic_usable(int nic)

@@ -169,15 +169,6 @@ static bool nic_event(int nic, enum r2_health_event event, const char *cause, ui
 
 /* ---- failures and their memory */
 
-static int others_usable(int nic)
-{
-    int n = 0;
-
-    for (int i = 0; i < r2_local.n; i++)
-        n += i != nic && r2_nic_serves(i);
-    return n;
-}
-
 static void show_penalty(int nic, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
@@ -196,7 +187,7 @@ static void count_failure(int nic, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
     struct r2_damp_rules rules;
-    bool suppress, others = others_usable(nic) > 0;
+    bool suppress, others = r2_nic_others(nic) > 0;
 
     r2_damp_rules_get(&rules);
     pthread_mutex_lock(&r2_eng.nic_lock);
@@ -394,7 +385,7 @@ static void tick_damping(int nic, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
     struct r2_damp_rules rules;
-    bool forgiven, over, alone = !others_usable(nic);
+    bool forgiven, over, alone = !r2_nic_others(nic);
 
     r2_damp_rules_get(&rules);
     pthread_mutex_lock(&r2_eng.nic_lock);

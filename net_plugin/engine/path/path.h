@@ -18,6 +18,12 @@ static inline bool r2_pair_speaks(const struct r2_peer *p, int lnic, int rnic)
            p->rnics[rnic].word != R2_NIC_FAILED;
 }
 void r2_path_up(struct r2_path *path);
+/* The peer's kernel has taken the attempt that is under way, and its process has not answered yet.
+ */
+static inline bool r2_path_is_taken(const struct r2_path *path)
+{
+    return path->state == R2_PATH_CONNECTING && path->ep && r2_eng.ops->reached(path->ep);
+}
 /* After each change of what the path has in flight: its NIC's sum follows. */
 void r2_path_tell_inflight(struct r2_path *path);
 /* The most that it may carry now. */
