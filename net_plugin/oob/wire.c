@@ -73,7 +73,6 @@ static const uint16_t fixed_len[R2_F_LAST + 1] = {
     [R2_F_FENCED] = sizeof(struct r2_msg_path),
     [R2_F_CLOSE] = sizeof(struct r2_msg_close),
     [R2_F_CLOSE_ACK] = sizeof(struct r2_msg_close_ack),
-    [R2_F_NIC] = sizeof(struct r2_msg_nic),
     [R2_F_INFO] = sizeof(struct r2_msg_info),
     [R2_F_SEEN] = sizeof(struct r2_msg_seen),
     [R2_F_TEST] = sizeof(struct r2_msg_test),

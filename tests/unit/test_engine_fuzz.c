@@ -76,20 +76,14 @@ static size_t plausible(uint8_t type, uint8_t *body)
             .conn = 100 + seq, .cumulative = strange(), .from_sender = !r.out});
     else if (type == R2_F_CLOSE_ACK)
         PUT((struct r2_msg_close_ack){.conn = r.conn_id, .from_sender = r.out});
-    else if (type == R2_F_NIC)
-        PUT((struct r2_msg_nic){.nic = (uint8_t)check_below(20),
-                                .epoch = (uint32_t)strange(),
-                                .word = (uint8_t)check_below(6),
-                                .less = (uint16_t)strange(),
-                                .forgiven = (uint8_t)strange()});
     else if (type == R2_F_TEST || type == R2_F_TEST_ACK)
         PUT((struct r2_msg_test){.gen = (uint32_t)check_below(8), .bytes = (uint32_t)strange()});
     else if (type == R2_F_INFO)
-        PUT((struct r2_msg_info){.pid = 1});
+        PUT((struct r2_msg_info){.pid = 1, .number = (uint32_t)check_below(4)});
     else if (type == R2_F_SEEN)
         PUT((struct r2_msg_seen){.nic = some_nic()});
     else if (type == R2_F_HEARD)
-        PUT((struct r2_msg_heard){.nic = (uint8_t)check_below(20), .number = (uint32_t)strange()});
+        PUT((struct r2_msg_heard){.number = (uint32_t)strange()});
 #undef PUT
     return len;
 }

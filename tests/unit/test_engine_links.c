@@ -24,7 +24,7 @@ static void wait_link(bool up)
 /* Grows with every change that peers hear of. */
 static unsigned changes(void)
 {
-    return atomic_load(&r2_eng.nic_state[0].epoch) + atomic_load(&r2_eng.nic_state[1].epoch);
+    return atomic_load(&r2_eng.news);
 }
 
 static void settle(void)

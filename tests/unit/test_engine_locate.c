@@ -148,11 +148,11 @@ static void check_verdict(struct remote *r, const char *begins)
 
 static void wait_nic_word(struct remote *r, int nic, int usable)
 {
-    struct r2_msg_nic m = {.nic = 99};
+    struct remote_info m;
 
     for (int t = 0; t < 400; t++) {
-        if (hears_ms(r, R2_F_NIC, &m, sizeof(m), 5) && m.nic == nic &&
-            (m.word == R2_NIC_USABLE) == (usable != 0))
+        if (hears_ms(r, R2_F_INFO, &m, sizeof(m), 5) &&
+            (m.nics[nic].word == R2_NIC_USABLE) == (usable != 0))
             return;
     }
     CHECK_MSG(false, "no word that NIC %d is %s", nic, usable ? "usable" : "down");

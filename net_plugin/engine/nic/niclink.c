@@ -161,7 +161,7 @@ static void describe_move(const struct r2_nic *from, const struct r2_nic *to, ch
 }
 
 /* Sockets of the old place are dead, and the listener is one of them. Peers hear the new address
- * behind a newer epoch, over any path that lives. */
+ * over any path that lives. */
 static void move(int nic, const struct r2_nic *to, const char *cause, uint64_t now)
 {
     char addr[64];
@@ -184,7 +184,6 @@ static void listen_again(int nic, bool elsewhere, uint64_t now)
     if (rc)
         R2_WARN_LIMIT("NIC %s: cannot listen at its address: %s (tried again every second)",
                       r2_nic_name(nic), strerror(-rc));
-    r2_local_note_moved(); /* before peers are told */
     if (elsewhere || was != deaf[nic])
         r2_nicstate_announce(nic);
     if (was != deaf[nic])

@@ -111,7 +111,7 @@ static void tell_peer(struct r2_peer *p, int nic, bool news, bool forgiven, cons
         if (path->lnic == nic && news)
             tell_path(path, word, others, cause);
     }
-    r2_nicnews_tell(p, nic);
+    r2_nicnews_tell(p);
     if (p->resync && p->out && p->n_up)
         r2_peer_resync(p);
     r2_peer_weigh(p);
@@ -129,7 +129,7 @@ static void tell_all(int nic, bool news, bool forgiven, const char *cause)
 
 void r2_nicstate_announce(int nic)
 {
-    atomic_fetch_add(&r2_eng.nic_state[nic].epoch, 1);
+    atomic_fetch_add(&r2_eng.news, 1);
     tell_all(nic, false, false, "");
 }
 
@@ -151,8 +151,8 @@ static bool nic_event(int nic, enum r2_health_event event, const char *cause, ui
     news = word != r2_nic_word(nic);
     atomic_fetch_add(&s->telling, news);
     atomic_store(&s->word, (unsigned char)word);
-    if (news) /* last: see r2_nic_state */
-        atomic_fetch_add(&s->epoch, 1);
+    if (news) /* last: see r2_engine.news */
+        atomic_fetch_add(&r2_eng.news, 1);
     if (after != before) {
         r2_control_nic_state(r2_eng.ctl, s->row, shown_as(after), cause);
         remarked[nic] = false;
@@ -228,7 +228,7 @@ void r2_nicstate_forgive(int nic, uint64_t now)
         !r2_nic_is_up(nic))
         nic_event(nic, R2_HEALTH_EV_LOSS, "link down", now);
     atomic_fetch_add(&s->forgiven, 1);
-    atomic_fetch_add(&s->epoch, 1);
+    atomic_fetch_add(&r2_eng.news, 1);
     tell_all(nic, false, true, "");
 }
 

@@ -167,7 +167,6 @@ void r2_peer_say_held(struct r2_peer *p, uint64_t now);
 void r2_out_again(struct r2_peer *p);
 size_t r2_up_next_ctrl(void *owner, struct r2_ep *ep, uint8_t *buf, size_t cap);
 void r2_out_info(struct r2_path *path);
-void r2_out_nic(struct r2_path *path, int nic);
 /* The peer does not read: what can be said later is. */
 bool r2_out_full(const struct r2_path *path);
 
