@@ -1,4 +1,4 @@
-"""The node segment: what the processes of a node have told each other about NICs.
+"""The node segment: what the processes of a node have found out about NICs.
 
 net_plugin/control/nodeseg.h has the layout. Read with pread into bytes of our own, and nothing in
 it is believed before it is checked: the object may be cut short or rewritten at any time.
@@ -46,7 +46,7 @@ _FLOCK = struct.Struct("@hhqqi4x")
 
 @dataclass(frozen=True)
 class NodeRow:
-    """What one process found out about one NIC, for the others of its node: a hint to them."""
+    """What one process found out about one NIC."""
 
     name: str
     addr: str

@@ -205,6 +205,11 @@ struct r2_control_event {
     const char *cause;
 };
 void r2_control_journal(struct r2_control *ctl, const struct r2_control_event *event);
+/* The same of an event that may come all the time, while the journal is for failures as well: how
+ * many of its kind were left out before goes into the cause. False: left out. `anyway`: not. */
+struct r2_ratelimit;
+bool r2_control_journal_seldom(struct r2_control *ctl, const struct r2_control_event *event,
+                               struct r2_ratelimit *kind, bool anyway, uint64_t now);
 
 /* Commands from operators: a checked private copy. */
 struct r2_control_cmd {

@@ -1,7 +1,10 @@
 /* The journal ring: any number of writers, readers that hold nobody up. */
+#include <pthread.h>
 #include <sched.h>
+#include <stdio.h>
 
 #include "control/impl.h"
+#include "util/ratelimit.h"
 
 #define SPINS 1000
 
@@ -49,4 +52,26 @@ void r2_control_journal(struct r2_control *ctl, const struct r2_control_event *e
     /* Pairs with the reader's acquire of the stamp: an even stamp means that all above is there. */
     __atomic_store_n(&e->stamp, 2 * number + 2, __ATOMIC_RELEASE);
     r2_control_publish_events(ctl);
+}
+
+bool r2_control_journal_seldom(struct r2_control *ctl, const struct r2_control_event *event,
+                               struct r2_ratelimit *kind, bool anyway, uint64_t now)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all kinds; a leaf */
+    struct r2_control_event ev = *event;
+    unsigned untold = 0;
+    char text[128];
+    bool pass;
+
+    pthread_mutex_lock(&lock);
+    pass = r2_ratelimit_pass(kind, anyway, now, &untold);
+    pthread_mutex_unlock(&lock);
+    if (!pass)
+        return false;
+    if (untold) {
+        snprintf(text, sizeof(text), "%s (and %u before, not shown)", event->cause, untold);
+        ev.cause = text;
+    }
+    r2_control_journal(ctl, &ev);
+    return true;
 }

@@ -20,7 +20,6 @@
 #define TOTAL ((off_t)(sizeof(struct r2_node_header) + R2_NODE_ROWS * sizeof(struct r2_node_row)))
 #define ALIVE_AT 0
 #define WRITE_AT 1
-#define CLAIMS_AT ((off_t)1 << 33)
 #define SETUP_TRIES 200 /* of 1 ms, while another process sets the object up */
 #define FIRST_FD 3
 #define STALE_S 600
@@ -166,23 +165,6 @@ bool r2_nodeseg_get(struct r2_nodeseg *s, const struct r2_wire_addr *nic, struct
             return true;
     }
     return false;
-}
-
-/* ---- claims */
-
-static off_t claim_at(const struct r2_wire_addr *nic)
-{
-    return CLAIMS_AT + (off_t)r2_crc32c(nic->family, nic->ip, sizeof(nic->ip));
-}
-
-int r2_nodeseg_claim(struct r2_nodeseg *s, const struct r2_wire_addr *nic)
-{
-    return lock_at(s->fd, F_WRLCK, claim_at(nic));
-}
-
-void r2_nodeseg_release(struct r2_nodeseg *s, const struct r2_wire_addr *nic)
-{
-    lock_at(s->fd, F_UNLCK, claim_at(nic));
 }
 
 /* ---- the object */

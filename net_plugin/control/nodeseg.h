@@ -5,12 +5,12 @@
  * so that nodes which are emulated on one machine never share one. Mode 0600. It is read and
  * written with pread and pwrite, never mapped: a file that somebody cuts short gives a short read,
  * not a signal. Each row carries a CRC32C, so a torn, damaged or foreign row is not believed, and
- * readers take no lock. Writers exclude each other by a record lock on byte 1, claims are record
- * locks behind the end: both go when their process dies. Every process holds a shared lock on byte
- * 0, by which `r2ccl-ctl gc` sees that the object is in use. The trap of these locks: closing any
- * descriptor of the object drops them all, so a process opens it once.
+ * readers take no lock. Writers exclude each other by a record lock on byte 1, which goes when its
+ * process dies. Every process holds a shared lock on byte 0, by which `r2ccl-ctl gc` sees that the
+ * object is in use. The trap of these locks: closing any descriptor of the object drops them all,
+ * so a process opens it once.
  *
- * A row is a hint: its reader asks the NIC itself before it believes it (engine/locate).
+ * Rows are for operators (`r2ccl-ctl nics`): no process believes another's verdict.
  *
  * Threads: one at a time. Nothing blocks. Numbers are little-endian and never change their
  * meaning; rows are extended in `reserved`.
@@ -72,11 +72,6 @@ void r2_nodeseg_close(struct r2_nodeseg *s); /* NULL is allowed */
 /* In a forked child: the descriptor goes, the parent's locks stay. Async-signal-safe. */
 void r2_nodeseg_child(struct r2_nodeseg *s);
 const char *r2_nodeseg_name(const struct r2_nodeseg *s);
-
-/* To be the one process of the node that looks into a NIC: 0, -EAGAIN while another one does, or
- * another -errno. Given back by r2_nodeseg_release or by the process's death. */
-int r2_nodeseg_claim(struct r2_nodeseg *s, const struct r2_wire_addr *nic);
-void r2_nodeseg_release(struct r2_nodeseg *s, const struct r2_wire_addr *nic);
 
 /* Writes the row of row->nic; epoch, times and writer's pid are filled in. -EAGAIN: somebody else
  * is writing, try again. The oldest row gives way when the table is full. */

@@ -162,12 +162,10 @@ struct r2_seg_counters {
     uint64_t handshakes_rejected;
     uint64_t commands;
     uint64_t journal_dropped;
-    uint64_t rows_refused;   /* peers and paths that found their table full */
-    uint64_t locate_rounds;  /* localisation: which NIC is at fault? */
-    uint64_t locate_assists; /* ... looked into because a peer asked */
-    uint64_t locate_adopted; /* ... verdicts of other processes of the node, confirmed */
-    uint64_t reserved_hints; /* counted by earlier builds */
-    uint64_t locate_probes;  /* ... connections tried */
+    uint64_t rows_refused;       /* peers and paths that found their table full */
+    uint64_t locate_rounds;      /* localisation: which NIC is at fault? */
+    uint64_t reserved_locate[3]; /* counted by earlier builds */
+    uint64_t locate_probes;      /* ... connections tried */
     uint64_t verdicts;
     uint64_t tail_resent_bytes; /* sent once more over a faster path */
     uint64_t tail_resent_chunks;

@@ -138,7 +138,7 @@ struct r2_path {
     struct { /* heartbeats */
         enum r2_beat_state state;
         int unanswered;
-        uint64_t count, at, sent_at, proven_at; /* last look; sent; the last answered was */
+        uint64_t at, sent_at, proven_at; /* last look; sent; the last answered was */
         /* S: `delivered` + 1 when it was asked early; that count, and since when it stands. */
         uint64_t asked_for, delivered, quiet_from;
         uint64_t given_at, used_at; /* the latest frame; when a look last found any */
@@ -152,7 +152,7 @@ struct r2_path {
     struct { /* what operators were last shown */
         uint32_t weight, penalty;
         uint64_t reuse_at;
-        unsigned weights; /* events about its weight in the journal */
+        bool weighed;     /* an event about its weight is in the journal */
         char verdict[80]; /* why it is down, once that is known (engine/locate) */
         int row;
     } shown;
@@ -182,9 +182,8 @@ struct r2_dying {
 
 struct r2_rnic {
     bool known;
-    uint8_t word;    /* enum r2_nic_word */
-    uint16_t weight; /* per mille, as the peer says */
-    uint32_t epoch;
+    uint8_t word;               /* enum r2_nic_word */
+    uint16_t weight;            /* per mille, as the peer says */
     uint8_t forgiven;           /* the peer's count */
     struct r2_wire_addr addr;   /* by which all know it */
     struct r2_wire_addr second; /* of the other family, for a NIC that needs it; family 0: none */
@@ -245,6 +244,7 @@ struct r2_peer {
 
     int n_rnics;
     struct r2_rnic rnics[R2_MAX_NICS];
+    uint32_t info;                 /* number of the newest INFO that was heard */
     uint16_t reached[R2_MAX_NICS]; /* by local NIC: bits of the peer's NICs ever reached from it */
     int n_paths, n_up;
     struct r2_path *paths[R2_PATHS_MAX];
@@ -517,10 +517,7 @@ struct r2_listen {
 struct r2_nic_state {
     atomic_uchar place; /* enum r2_place */
     atomic_uchar reach; /* enum r2_nicreach */
-    atomic_int
-        telling;       /* threads that are telling what has changed: no news before they are done */
-    atomic_uint epoch; /* grows after each change of what peers are told: who reads it first never
-                        * gives old word the newest number */
+    atomic_int telling; /* threads that tell what has changed: no news before they are done */
     struct r2_health health;
     struct r2_damp damp;
     uint64_t alone_at; /* since when none of its paths answers, while others do; 0: not so */
@@ -545,6 +542,8 @@ struct r2_engine {
     uint8_t process[16], secret[16];
     char host[64];
     struct r2_nic_state nic_state[R2_MAX_NICS];
+    atomic_uint news; /* grows after each change of what peers are told about NICs: who reads it
+                       * first never gives old word the newest number */
     uint8_t near[R2_MAX_NICS][R2_MAX_NICS]; /* [home][NIC]: its place in r2_nics_order */
     atomic_ullong inflight[R2_MAX_NICS];    /* bytes, over the NIC to all peers */
     struct r2_list peers, listens;

@@ -62,7 +62,7 @@ void r2_wire_addr_text(const struct r2_wire_addr *a, char *out, size_t cap)
     snprintf(out, cap, a->family == 6 ? "[%s]:%u" : "%s:%u", ip, a->port);
 }
 
-/* Length of the fixed part of each type's body. */
+/* Length of the fixed part of each type's body; a heartbeat has none. */
 static const uint16_t fixed_len[R2_F_LAST + 1] = {
     [R2_F_OPEN] = sizeof(struct r2_msg_open),
     [R2_F_OPEN_ACK] = sizeof(struct r2_msg_open_ack),
@@ -73,11 +73,8 @@ static const uint16_t fixed_len[R2_F_LAST + 1] = {
     [R2_F_FENCED] = sizeof(struct r2_msg_path),
     [R2_F_CLOSE] = sizeof(struct r2_msg_close),
     [R2_F_CLOSE_ACK] = sizeof(struct r2_msg_close_ack),
-    [R2_F_NIC] = sizeof(struct r2_msg_nic),
-    [R2_F_HEARTBEAT] = sizeof(struct r2_msg_heartbeat),
     [R2_F_INFO] = sizeof(struct r2_msg_info),
-    [R2_F_PROBE] = sizeof(struct r2_msg_probe),
-    [R2_F_PROBE_RESULT] = sizeof(struct r2_msg_probe_result),
+    [R2_F_SEEN] = sizeof(struct r2_msg_seen),
     [R2_F_TEST] = sizeof(struct r2_msg_test),
     [R2_F_TEST_ACK] = sizeof(struct r2_msg_test),
     [R2_F_REVOKE] = sizeof(struct r2_msg_revoke),
@@ -117,8 +114,8 @@ int r2_wire_check(uint8_t type, const uint8_t *body, size_t len)
         if (nics > R2_WIRE_MAX_NICS)
             return -EPROTO;
         want += (uint64_t)nics * sizeof(struct r2_info_nic);
-    } else if (type == R2_F_PROBE_RESULT) {
-        uint32_t seen = load32(body + offsetof(struct r2_msg_probe_result, seen));
+    } else if (type == R2_F_SEEN) {
+        uint32_t seen = load32(body + offsetof(struct r2_msg_seen, seen));
 
         if (seen > R2_WIRE_MAX_SEEN)
             return -EPROTO;

@@ -24,8 +24,9 @@
  * written by queue pairs as well (transport/verbs/card.h). 4: words about NICs are acknowledged
  * (HEARD). 5: R2CCL asks NCCL for larger pieces of sends and receives (engine/message/p2pchunk.h),
  * which must be of one size everywhere. 6: a NIC may have a second address (r2_info_nic). 7: INFO
- * says the rank. 8: nobody tells others a verdict about a NIC. */
-#define R2_WIRE_VERSION 8
+ * says the rank. 8: nobody tells others a verdict about a NIC. 9: the ends of failed paths tell
+ * each other what they have seen without a question (SEEN); news about NICs are INFO. */
+#define R2_WIRE_VERSION 9
 #define R2_WIRE_MAX_NICS 16
 #define R2_WIRE_MAX_BODY 65535
 #define R2_WIRE_NAME 32
@@ -58,25 +59,23 @@ struct r2_frame {
 _Static_assert(sizeof(struct r2_frame) == 4, "wire");
 
 enum r2_frame_type {
-    R2_F_OPEN = 1,     /* S: a connection asks to be accepted */
-    R2_F_OPEN_ACK,     /* R: status 0, or an errno */
-    R2_F_CTS,          /* R: clear to send a message */
-    R2_F_EAGER,        /* S: a small message, whole */
-    R2_F_ACK,          /* R: what has arrived */
-    R2_F_DOWN,         /* S: path generation is dead, fence it */
-    R2_F_FENCED,       /* R: path generation is fenced; follows the acknowledgements */
-    R2_F_CLOSE,        /* B: this side of the connection is closed */
-    R2_F_CLOSE_ACK,    /* B */
-    R2_F_NIC,          /* B: word about one of the speaker's NICs */
-    R2_F_HEARTBEAT,    /* B: answered by the kernel, not by the process */
-    R2_F_INFO,         /* B: who speaks and which NICs it has; first frame of an endpoint */
-    R2_F_PROBE,        /* B: a path failed: look at its ends from your side (engine/locate) */
-    R2_F_PROBE_RESULT, /* B: what was seen */
-    R2_F_TEST,         /* S: the path is to prove itself before it carries job data */
-    R2_F_TEST_ACK,     /* R: as many bytes of test chunks have arrived */
-    R2_F_REVOKE,       /* R: what was cleared to send on the connection is not any more */
-    R2_F_REVOKED,      /* S: nothing of it is under way, and none follows */
-    R2_F_HEARD,        /* B: a NIC was heard; until then it is repeated */
+    R2_F_OPEN = 1,  /* S: a connection asks to be accepted */
+    R2_F_OPEN_ACK,  /* R: status 0, or an errno */
+    R2_F_CTS,       /* R: clear to send a message */
+    R2_F_EAGER,     /* S: a small message, whole */
+    R2_F_ACK,       /* R: what has arrived */
+    R2_F_DOWN,      /* S: path generation is dead, fence it */
+    R2_F_FENCED,    /* R: path generation is fenced; follows the acknowledgements */
+    R2_F_CLOSE,     /* B: this side of the connection is closed */
+    R2_F_CLOSE_ACK, /* B */
+    R2_F_HEARTBEAT, /* B: answered by the kernel, not by the process */
+    R2_F_INFO,     /* B: who speaks, and all about its NICs; first frame of an endpoint, and news */
+    R2_F_SEEN,     /* B: a path has failed: what probes from its NIC have seen (engine/locate) */
+    R2_F_TEST,     /* S: the path is to prove itself before it carries job data */
+    R2_F_TEST_ACK, /* R: as many bytes of test chunks have arrived */
+    R2_F_REVOKE,   /* R: what was cleared to send on the connection is not any more */
+    R2_F_REVOKED,  /* S: nothing of it is under way, and none follows */
+    R2_F_HEARD,    /* B: an INFO was heard; until then it is repeated */
     R2_F_LAST = R2_F_HEARD,
 };
 
@@ -113,7 +112,6 @@ struct r2_msg_eager {
     uint64_t seq;
     uint32_t size;
     uint32_t crc;
-    uint32_t gen;
     uint32_t flags; /* R2_BULK_CRC, R2_EAGER_BUFFERED */
 } __attribute__((packed));
 /* Its sender has a copy of its own, and waits for the acknowledgement only to free it. */
@@ -186,21 +184,10 @@ enum r2_nic_word {
     R2_NIC_WORDS
 };
 
-struct r2_msg_nic {
-    uint8_t nic;
-    uint8_t word;   /* enum r2_nic_word */
-    uint16_t less;  /* bits 0 to 9: per mille that its weight is below full */
-    uint32_t epoch; /* grows with every change of this NIC */
-    uint16_t reason;
-    uint8_t forgiven; /* how often penalties for its past failures were forgotten, modulo 256 */
-    uint8_t pad;
-} __attribute__((packed));
 #define R2_NIC_LESS 0x3ffu
 
 struct r2_msg_heard {
-    uint8_t nic; /* of whom this is said to */
-    uint8_t pad[3];
-    uint32_t number; /* the newest epoch heard of it */
+    uint32_t number; /* the newest INFO that was heard */
 } __attribute__((packed));
 
 struct r2_msg_test { /* TEST: bytes wanted; TEST_ACK: arrived */
@@ -208,39 +195,23 @@ struct r2_msg_test { /* TEST: bytes wanted; TEST_ACK: arrived */
     uint32_t bytes;
 } __attribute__((packed));
 
-struct r2_msg_heartbeat {
-    uint64_t count;
-} __attribute__((packed));
-
 struct r2_info_nic {
     char name[R2_WIRE_NAME];
-    struct r2_wire_addr addr;
+    struct r2_wire_addr addr; /* family 0: it has none now */
     struct r2_wire_addr
         second;       /* of the other address family, for those who need it; or family 0 */
     uint8_t word;     /* enum r2_nic_word */
-    uint8_t forgiven; /* as in r2_msg_nic */
-    uint16_t less;    /* the same */
-    uint32_t epoch;
-    uint32_t speed_mbps;
+    uint8_t forgiven; /* how often penalties for its past failures were forgotten, modulo 256 */
+    uint16_t less;    /* bits 0 to 9: per mille that its weight is below full */
 } __attribute__((packed));
 
 /* Followed by `nics` x r2_info_nic. */
 struct r2_msg_info {
     uint32_t pid;
     uint32_t nics;
-    uint32_t rank; /* in the job, plus 1; 0: not known */
+    uint32_t rank;   /* in the job, plus 1; 0: not known */
+    uint32_t number; /* grows with every change of what is said of NICs */
     char host[64];
-} __attribute__((packed));
-
-enum r2_carrier { R2_CARRIER_UNKNOWN = 0, R2_CARRIER_UP, R2_CARRIER_DOWN };
-
-/* The path between `near` and `far` (NICs of two processes; ports do not matter) has failed. The
- * process that `far` belongs to looks from there, any other one looks at both ends. */
-struct r2_msg_probe {
-    uint64_t round; /* of the asking process; comes back in the result */
-    struct r2_wire_addr near, far;
-    uint8_t carrier; /* of `near`: enum r2_carrier */
-    uint8_t pad[7];
 } __attribute__((packed));
 
 #define R2_WIRE_MAX_SEEN 32
@@ -254,12 +225,11 @@ struct r2_wire_seen {
 } __attribute__((packed));
 _Static_assert(sizeof(struct r2_wire_seen) == 108, "wire");
 
-/* Followed by `seen` x r2_wire_seen. */
-struct r2_msg_probe_result {
-    uint64_t round;
+/* Paths of the speaker's NIC have failed, to NICs of whom this is said to. Followed by `seen` x
+ * r2_wire_seen. */
+struct r2_msg_seen {
+    struct r2_wire_addr nic; /* its port does not matter */
     uint32_t seen;
-    uint8_t carrier; /* of the PROBE's `far`, if it is the speaker's: enum r2_carrier */
-    uint8_t pad[3];
 } __attribute__((packed));
 
 /* First bytes of a bulk chunk on a two-sided transport. */

@@ -1,12 +1,10 @@
 #include "topology/local.h"
 
 #include <pthread.h>
-#include <stdatomic.h>
 
 struct r2_local r2_local;
 
 static pthread_mutex_t place_lock = PTHREAD_MUTEX_INITIALIZER;
-static atomic_bool moved;
 
 const struct r2_nic *r2_local_nic(int dev)
 {
@@ -33,14 +31,4 @@ void r2_local_move(int dev, const struct r2_nic *now)
     nic->second = now->second;
     nic->second_prefixlen = now->second_prefixlen;
     pthread_mutex_unlock(&place_lock);
-}
-
-void r2_local_note_moved(void)
-{
-    atomic_store(&moved, true);
-}
-
-bool r2_local_moved(void)
-{
-    return atomic_load(&moved);
 }

@@ -22,10 +22,5 @@ const struct r2_nic *r2_local_nic(int dev);
 void r2_local_now(int dev, struct r2_nic *out);
 /* Takes interface and address from `now`. I/O thread 0. */
 void r2_local_move(int dev, const struct r2_nic *now);
-/* Peers may have to be told where one of them is: it has another address, or listens at last or
- * again. I/O thread 0. */
-void r2_local_note_moved(void);
-/* That was noted. Any thread. */
-bool r2_local_moved(void);
 
 #endif

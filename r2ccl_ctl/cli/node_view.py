@@ -1,5 +1,5 @@
-"""What the processes of a node have told each other about NICs, as rows for people and as
-dictionaries for JSON."""
+"""What the processes of a node have found out about NICs, as rows for people and as dictionaries
+for JSON."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Verdict:
 
 
 def node_verdicts(segments: Sequence[NodeSegment], looks: Sequence[Snapshot]) -> list[Verdict]:
-    """What the processes of these nodes have told each other since the first of them started,
-    newest first."""
+    """What the processes of these nodes have found since the first of them started, newest
+    first."""
     here: dict[str, list[Snapshot]] = {}
     for snapshot in looks:
         here.setdefault(snapshot.process.host, []).append(snapshot)
@@ -99,7 +99,7 @@ def towards(row: NodeRow, segment: NodeSegment) -> tuple[str, ...]:
 
 
 def node_table(found: Sequence[Verdict]) -> Table:
-    """The lower part of r2ccl-ctl nics: verdicts that the processes of a node share."""
+    """The lower part of r2ccl-ctl nics: the latest verdict on each NIC of a node's processes."""
     now = time.time_ns()
     shown = table("NODE", "NIC", "ADDRESS", "TOWARDS", "STATE", "AGE", ">BY PID", "VERDICT")
     for one in found:

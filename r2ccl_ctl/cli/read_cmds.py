@@ -343,7 +343,7 @@ def nics(
 ) -> None:
     """List the NICs: state, weight, rates, injected faults, verdicts.
 
-    The processes of a node share their verdicts. TOWARDS: the NICs at the other ends of the failed
+    The verdicts are the latest of all processes. TOWARDS: the NICs at the other ends of the failed
     paths. STATE "recovered": the NIC had failed and works again.
 
     The last table is the order in which other NICs take over for a connection whose home is HOME

@@ -43,7 +43,6 @@ SHOWN_COUNTERS = (
     "journal_dropped",
     "rows_refused",
     "locate_rounds",
-    "locate_adopted",
     "verdicts",
 )
 

@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "agree/internal.h"
+#include "nccl_abi/nccl_net_abi.h"
 #include "util/clock.h"
 #include "util/lock.h"
 
@@ -23,7 +24,6 @@
 #define R2_TELL_STEPS 16
 #define R2_TELL_AGAIN_NS (500 * R2_NS_PER_MS) /* all are told again; grows by as much */
 #define R2_TELL_ROUNDS 3
-#define R2_TELL_GONE 6               /* ncclRemoteError, of a process that cannot say so itself */
 #define R2_TELL_LOOK_NS R2_NS_PER_MS /* whether the word is with the kernel */
 
 /* --- any thread --------------------------------------------------------------------------- */
@@ -178,7 +178,7 @@ void r2_agree_tell_gone(struct r2_agree *a, uint32_t rank, uint64_t now)
     if (a->failure.error) {
         return;
     }
-    a->failure = (struct r2_agree_failure){rank, R2_TELL_GONE};
+    a->failure = (struct r2_agree_failure){rank, R2_NCCL_REMOTE_ERROR};
     r2_tell_here(a);
     if (a->rank == R2_AGREE_LEADER) {
         r2_tell_all(a, now);

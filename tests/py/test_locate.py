@@ -1,4 +1,4 @@
-"""Localisation under a job: the verdict, who gives it, and that a node's processes share it.
+"""Localisation under a job: the verdict, who gives it, and what a node's processes show of it.
 
 Rung 4: real link events, real silence, ranks of r2ccl_perf on the stand-in for NCCL. How often the
 verdict is right over many faults is a matter for tests/bench/locate.py. It cannot show what a
@@ -113,12 +113,11 @@ def test_pair_and_rail(build: Build, lab: Lab) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("per_node", [PER_NODE, 4])
-def test_found_once_per_node(
+def test_found_by_each_process(
     build: Build, lab: Lab, run_bounded: RunBounded, per_node: int
 ) -> None:
-    """Several processes a node that all talk to other nodes, one broken NIC: one round of
-    localisation on its node finds it, the others adopt the verdict after a probe of their own;
-    `nics` shows it."""
+    """Several processes a node that all talk to other nodes, one broken NIC: each process of its
+    node finds that by itself, and `nics` shows it once."""
     seconds = 80 if per_node == PER_NODE else 150  # at most: `finish` ends it
     size = "144K" if per_node == PER_NODE else "48K"
     words = ("--op", "alltoall", "-b", size, "--duration", seconds)
@@ -134,16 +133,9 @@ def test_found_once_per_node(
             10.0 * per_node / PER_NODE,
             job,
         )
-        rounds = [side.counter("locate_rounds") for side in own]
         causes = [(side.name, e.remote_nic, e.cause) for side in own for e in verdicts(side)]
         blamed = {name for name, _, cause in causes if cause.startswith("local NIC")}
         assert blamed == {side.name for side in own}, f"{causes}: {job}"  # each of them says it
-        finders = {name for name, _, cause in causes if cause.startswith("local NIC: ")}
-        assert len(finders) == 1, f"found by {finders}, rounds {rounds}, {causes}: {job}"
-        finder = next(side for side in own if side.name in finders)
-        adopted = {name: cause for name, _, cause in causes if name not in finders}
-        told = f"local NIC, as pid {finder.pid} found"
-        assert all(cause in (told, "transient") for cause in adopted.values()), f"{causes}: {job}"
         others = [c for c in causes if not c[2].startswith(("local NIC", "transient"))]
         assert not others, f"{others} of {causes}: {job}"
         shown = json.loads(run_bounded([TOOL, "nics", "--json"]).stdout)["node_verdicts"]

@@ -155,7 +155,7 @@ static void come_between(void)
     kernel.hold_links = false;
     pthread_cond_broadcast(&kernel.go);
     pthread_mutex_unlock(&kernel.lock);
-    r2_nicask_put(spare--, LO, 0, 0);
+    r2_nicask_put(spare--, LO, 0);
     is_put(which + 1, false);
 }
 

@@ -24,7 +24,7 @@ static void judge_both(int nic)
 
     r2_rounds_failed(x.conn->peer, nic, nic, R2_VIA_TCP, now);
     r2_rounds_failed(y.conn->peer, nic, nic, R2_VIA_TCP, now);
-    r = r2_round_full(nic);
+    r = r2_round_open(nic);
     if (!r)
         return;
     r2_peer_lock(y.conn->peer);

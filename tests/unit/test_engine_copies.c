@@ -169,7 +169,6 @@ TEST(bad_crc_of_a_small_message)
 
     begin(2);
     f.m.conn = r.conn_id;
-    f.m.gen = a->params.gen;
     f.m.crc = r2_crc32c(0, source, sizeof(f.data));
     memcpy(f.data, source, sizeof(f.data));
     f.data[500] ^= 4;
@@ -178,7 +177,6 @@ TEST(bad_crc_of_a_small_message)
     CHECK_EQ(r2_eng.n->crc_errors - bad, 1);
     CHECK_EQ(remote_test(req, 20, NULL), 0);
     f.data[500] ^= 4;
-    f.m.gen = b->params.gen;
     CHECK_EQ(fake_ctrl(b, R2_F_EAGER, &f, sizeof(f)), 0);
     fake_pull(b);
     CHECK_EQ(remote_test(req, REMOTE_WAIT_MS, NULL), 1);

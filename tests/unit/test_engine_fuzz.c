@@ -76,24 +76,14 @@ static size_t plausible(uint8_t type, uint8_t *body)
             .conn = 100 + seq, .cumulative = strange(), .from_sender = !r.out});
     else if (type == R2_F_CLOSE_ACK)
         PUT((struct r2_msg_close_ack){.conn = r.conn_id, .from_sender = r.out});
-    else if (type == R2_F_NIC)
-        PUT((struct r2_msg_nic){.nic = (uint8_t)check_below(20),
-                                .epoch = (uint32_t)strange(),
-                                .word = (uint8_t)check_below(6),
-                                .less = (uint16_t)strange(),
-                                .forgiven = (uint8_t)strange()});
     else if (type == R2_F_TEST || type == R2_F_TEST_ACK)
         PUT((struct r2_msg_test){.gen = (uint32_t)check_below(8), .bytes = (uint32_t)strange()});
-    else if (type == R2_F_HEARTBEAT)
-        PUT((struct r2_msg_heartbeat){.count = strange()});
     else if (type == R2_F_INFO)
-        PUT((struct r2_msg_info){.pid = 1});
-    else if (type == R2_F_PROBE)
-        PUT((struct r2_msg_probe){.round = strange(), .near = some_nic(), .far = some_nic()});
-    else if (type == R2_F_PROBE_RESULT)
-        PUT((struct r2_msg_probe_result){.round = strange(), .carrier = (uint8_t)strange()});
+        PUT((struct r2_msg_info){.pid = 1, .number = (uint32_t)check_below(4)});
+    else if (type == R2_F_SEEN)
+        PUT((struct r2_msg_seen){.nic = some_nic()});
     else if (type == R2_F_HEARD)
-        PUT((struct r2_msg_heard){.nic = (uint8_t)check_below(20), .number = (uint32_t)strange()});
+        PUT((struct r2_msg_heard){.number = (uint32_t)strange()});
 #undef PUT
     return len;
 }
@@ -101,17 +91,17 @@ static size_t plausible(uint8_t type, uint8_t *body)
 static void add_tail(uint8_t type, uint8_t *body, size_t *len)
 {
     uint32_t n = (uint32_t)check_below(type == R2_F_EAGER ? 2000 : 16);
-    size_t at = type == R2_F_EAGER          ? offsetof(struct r2_msg_eager, size)
-                : type == R2_F_ACK          ? offsetof(struct r2_msg_ack, ranges)
-                : type == R2_F_CTS          ? offsetof(struct r2_msg_cts, keys)
-                : type == R2_F_INFO         ? offsetof(struct r2_msg_info, nics)
-                : type == R2_F_PROBE_RESULT ? offsetof(struct r2_msg_probe_result, seen)
-                                            : 0;
-    size_t each = type == R2_F_EAGER          ? 1
-                  : type == R2_F_ACK          ? sizeof(struct r2_ack_range)
-                  : type == R2_F_CTS          ? 4
-                  : type == R2_F_PROBE_RESULT ? sizeof(struct r2_wire_seen)
-                                              : sizeof(struct r2_info_nic);
+    size_t at = type == R2_F_EAGER  ? offsetof(struct r2_msg_eager, size)
+                : type == R2_F_ACK  ? offsetof(struct r2_msg_ack, ranges)
+                : type == R2_F_CTS  ? offsetof(struct r2_msg_cts, keys)
+                : type == R2_F_INFO ? offsetof(struct r2_msg_info, nics)
+                : type == R2_F_SEEN ? offsetof(struct r2_msg_seen, seen)
+                                    : 0;
+    size_t each = type == R2_F_EAGER  ? 1
+                  : type == R2_F_ACK  ? sizeof(struct r2_ack_range)
+                  : type == R2_F_CTS  ? 4
+                  : type == R2_F_SEEN ? sizeof(struct r2_wire_seen)
+                                      : sizeof(struct r2_info_nic);
 
     if (!at)
         return;

@@ -246,10 +246,10 @@ TEST(the_last_is_not_damped)
 
 TEST(forgiven)
 {
-    struct r2_msg_nic m = {.nic = 0, .word = R2_NIC_USABLE, .forgiven = 1, .epoch = 9};
+    struct r2_info_nic said = {.word = R2_NIC_USABLE, .forgiven = 1};
 
     damped();
-    CHECK_EQ(fake_ctrl(ep[1], R2_F_NIC, &m, sizeof(m)), 0);
+    CHECK_EQ(remote_word_of(ep[1], 0, &said, 9), 0);
     CHECK_EQ(health_of(0), R2_HEALTH_PROBING);
     CHECK(penalty_of(0) == 0);
     remote_end(&r);
@@ -295,7 +295,7 @@ TEST(answers_tests)
  * the peer's own, which crosses it, is repeated too, and changes nothing the second time. */
 TEST(said_again)
 {
-    struct r2_msg_nic m;
+    struct remote_info m;
     struct r2_ep *next;
 
     begin(true);
@@ -307,16 +307,14 @@ TEST(said_again)
     fake_fail(ep[1], ECONNRESET, false); /* nobody has read what was said there */
     next = remote_path(&r, 1, ep[1]->params.gen);
     CHECK(next);
-    do
-        CHECK_GE(remote_hear(next, R2_F_NIC, &m, sizeof(m)), 0);
-    while (m.nic != 0);
-    CHECK_EQ(m.word, R2_NIC_DRAINED);
+    CHECK_GE(remote_hear(next, R2_F_INFO, &m, sizeof(m)), 0);
+    CHECK_EQ(m.nics[0].word, R2_NIC_DRAINED);
     CHECK_EQ(remote_word(next, 0, R2_NIC_DRAINED, 1000, 5), 0);
     CHECK_EQ(health_of(0), R2_HEALTH_DRAINED);
     CHECK(remote_command(remote_undrain, 0));
     do
-        CHECK_GE(remote_hear(next, R2_F_NIC, &m, sizeof(m)), 0);
-    while (m.nic != 0 || m.word != R2_NIC_USABLE);
+        CHECK_GE(remote_hear(next, R2_F_INFO, &m, sizeof(m)), 0);
+    while (m.nics[0].word != R2_NIC_USABLE);
     CHECK_EQ(health_of(0), R2_HEALTH_DRAINED); /* the peer's half of it stands */
     CHECK_EQ(remote_word(next, 0, R2_NIC_USABLE, 1000, 6), 0);
     CHECK_EQ(health_of(0), R2_HEALTH_RAMPING); /* its path was up all the time */

@@ -9,8 +9,7 @@ static int eager(struct r2_ep *ep, uint64_t seq, uint32_t flags)
     struct {
         struct r2_msg_eager m;
         uint8_t data[SIZE];
-    } f = {
-        .m = {.conn = r.conn_id, .seq = seq, .size = SIZE, .gen = ep->params.gen, .flags = flags}};
+    } f = {.m = {.conn = r.conn_id, .seq = seq, .size = SIZE, .flags = flags}};
 
     memcpy(f.data, source + seq * SIZE, SIZE);
     return fake_ctrl(ep, R2_F_EAGER, &f, sizeof(f.m) + SIZE);

@@ -24,7 +24,7 @@ static void wait_link(bool up)
 /* Grows with every change that peers hear of. */
 static unsigned changes(void)
 {
-    return atomic_load(&r2_eng.nic_state[0].epoch) + atomic_load(&r2_eng.nic_state[1].epoch);
+    return atomic_load(&r2_eng.news);
 }
 
 static void settle(void)
@@ -80,7 +80,7 @@ TEST(goes_on)
 
 static void ask_link(int nic)
 {
-    r2_niclink_ask(nic, r2_now_ns());
+    r2_niclink_ask(nic);
 }
 
 /* What the kernel has said is under way, behind the last question that was told: says `up`. */
@@ -327,7 +327,7 @@ static void ask_both(int unused)
 {
     looked(unused);
     for (int i = 0; i < 2; i++)
-        r2_niclink_ask(i, r2_now_ns());
+        r2_niclink_ask(i);
 }
 
 /* The first answer makes I/O thread 0 read events; then an older "up" and the second answer, a
@@ -384,20 +384,18 @@ static void only_the_first(int unused)
     alone = true;
 }
 
-/* In the second that follows a look at the links the carrier goes, without an event. */
-static bool asked_without_carrier(uint64_t round)
+/* In the second that follows a look at the links the carrier goes, without an event, and with it a
+ * path. Whether that is known before the next look. */
+static bool fails_without_carrier(void)
 {
-    struct r2_msg_probe_result result;
-    struct r2_msg_probe m = {.round = round};
+    uint64_t start;
 
-    m.near = remote_addr(&r, 0);
-    CHECK_EQ(fake_ops.address(0, &m.far), 0);
     wait_for(&kernel.links, look(&kernel.links) + 1);
+    start = r2_now_ns();
     set(&kernel.up, false);
-    CHECK_EQ(fake_ctrl(ep[1], R2_F_PROBE, &m, sizeof(m)), 0);
-    CHECK_GE(remote_hear_ms(ep[1], R2_F_PROBE_RESULT, &result, sizeof(result), WAIT_MS), 0);
-    CHECK_EQ(result.round, round);
-    return result.carrier == R2_CARRIER_DOWN && result.seen == 0;
+    fake_fail(ep[0], ETIMEDOUT, false);
+    wait_link(false);
+    return r2_now_ns() - start < 500 * R2_NS_PER_MS;
 }
 
 /* Without a thread for them questions are put all the same. */
@@ -419,24 +417,23 @@ TEST(no_thread)
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-/* A peer asks about a NIC whose carrier is gone, which the kernel has not told yet: the kernel is
- * asked, the peer hears it, and nothing of what was not seen without carrier. The last test: it
- * changes a NIC. */
+/* A path fails whose NIC's carrier is gone, which the kernel has not told yet: the kernel is asked.
+ * The last test: it changes a NIC. */
 TEST(carrier_is_asked_for)
 {
-    bool told = false;
+    bool known = false;
 
     settle();
     CHECK(remote_command(only_the_first, 0));
     remote_new(&r, true, 2);
     CHECK(remote_open(&r, 2));
-    CHECK((ep[1] = fake_find(r.id, 1, 1, 0)));
-    for (int tries = 0; tries < 5 && !told; tries++) { /* threads may have to wait for a core */
+    CHECK((ep[0] = fake_find(r.id, 0, 0, 0)));
+    for (int tries = 0; tries < 5 && !known; tries++) { /* threads may have to wait for a core */
         settle();
-        told = asked_without_carrier((uint64_t)tries + 7);
+        CHECK(!tries || (ep[0] = remote_path(&r, 0, ep[0]->params.gen)));
+        known = fails_without_carrier();
     }
-    CHECK(told);
-    wait_link(false);
+    CHECK(known);
     remote_end(&r);
 }
 

@@ -33,14 +33,14 @@ TEST(nobody_is_blamed)
 /* A verdict: failed for everybody, told to the peer, and taken back when a path of it is. */
 TEST(verdict)
 {
-    struct r2_msg_nic m;
+    struct remote_info m;
 
     begin(true);
     post(MSG);
     remote_forget(ep[1]);
     r2_nicstate_located(0, "test says so", r2_now_ns());
-    CHECK_GE(remote_hear(ep[1], R2_F_NIC, &m, sizeof(m)), 0);
-    CHECK(m.nic == 0 && m.word == R2_NIC_FAILED);
+    CHECK_GE(remote_hear(ep[1], R2_F_INFO, &m, sizeof(m)), 0);
+    CHECK_EQ(m.nics[0].word, R2_NIC_FAILED);
     CHECK(remote_wait_flag(&ep[0]->is_shut));
     CHECK(wait_nic(0, R2_SEG_NIC_FAILED));
     CHECK(remote_path(&r, 0, ep[0]->params.gen));
@@ -61,14 +61,14 @@ static void *give_verdict(void *arg)
  * taken back before its failure was told and its paths were failed. */
 TEST(verdict_is_told)
 {
-    struct r2_msg_nic m;
+    struct remote_info m;
     struct r2_peer **peers;
     pthread_t teller;
 
     begin(true);
     post(MSG);
     remote_forget(ep[1]);
-    peers = r2_peers_all(0);
+    peers = r2_peers_all();
     CHECK(peers && peers[0]);
     for (int i = 0; peers[i]; i++)
         r2_peer_lock(peers[i]);
@@ -81,8 +81,8 @@ TEST(verdict_is_told)
         r2_peer_unlock(peers[i]);
     r2_peers_put(&peers);
     CHECK_EQ(pthread_join(teller, NULL), 0);
-    CHECK_GE(remote_hear(ep[1], R2_F_NIC, &m, sizeof(m)), 0);
-    CHECK(m.nic == 0 && m.word == R2_NIC_FAILED);
+    CHECK_GE(remote_hear(ep[1], R2_F_INFO, &m, sizeof(m)), 0);
+    CHECK_EQ(m.nics[0].word, R2_NIC_FAILED);
     CHECK(remote_wait_flag(&ep[0]->is_shut));
     CHECK(remote_path(&r, 0, ep[0]->params.gen));
     CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));

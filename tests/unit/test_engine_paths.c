@@ -122,28 +122,18 @@ TEST(nic_word)
     a2 = remote_path(&r, 0, a->params.gen);
     CHECK(a2);
     CHECK(remote_up(&r, 0));
-    CHECK_EQ(remote_nic(b, R2_MAX_NICS, true, 6), -EPROTO);
     CHECK_EQ(remote_nic(b, R2_MAX_NICS - 1, true, 6), 0); /* never heard of */
     remote_end(&r);
 }
 
-static int tell_places(struct r2_ep *ep, uint8_t last_byte, uint32_t epoch)
+static int tell_places(struct r2_ep *ep, uint8_t last_byte, uint32_t number)
 {
-    struct {
-        struct r2_msg_info m;
-        struct r2_info_nic nics[2];
-    } info;
+    struct remote_info info;
 
-    memset(&info, 0, sizeof(info));
-    info.m.pid = 4242;
-    info.m.nics = 2;
-    for (int i = 0; i < 2; i++) {
-        info.nics[i].addr = remote_addr(&r, i);
-        info.nics[i].word = R2_NIC_USABLE;
-        info.nics[i].epoch = epoch;
-    }
+    remote_info(&r, &info);
+    info.m.number = number;
     info.nics[0].addr.ip[3] = last_byte;
-    return fake_ctrl(ep, R2_F_INFO, &info, sizeof(info));
+    return remote_say_info(ep, &info);
 }
 
 /* The peer's NIC has another address: what was connected to the old one ends, and the next attempt

@@ -1,4 +1,4 @@
-/* The node segment (rung 1, real shared memory): rows and claims of two processes, writers that
+/* The node segment (rung 1, real shared memory): rows of two processes, writers that
  * die, objects that are cut short, full of random bytes, or another node's. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -127,28 +127,6 @@ TEST(rows)
     CHECK_EQ(r2_nodeseg_write(seg, &row), 0); /* in its old place */
     CHECK_EQ(poll(take), 1);
     CHECK_EQ(last.epoch, 3);
-    end();
-}
-
-static int claim_taken(void)
-{
-    struct r2_nodeseg *own;
-    struct r2_wire_addr a = addr(1), b = addr(2);
-
-    return r2_nodeseg_open(&own, host) || r2_nodeseg_claim(own, &a) != -EAGAIN ||
-           r2_nodeseg_claim(own, &b) != 0; /* dies with it */
-}
-
-TEST(claims)
-{
-    struct r2_wire_addr a = addr(1), b = addr(2);
-
-    begin();
-    CHECK_EQ(r2_nodeseg_claim(seg, &a), 0);
-    CHECK_EQ(elsewhere(claim_taken), 0);
-    CHECK_EQ(r2_nodeseg_claim(seg, &b), 0); /* its holder is dead */
-    r2_nodeseg_release(seg, &b);
-    r2_nodeseg_release(seg, &a);
     end();
 }
 

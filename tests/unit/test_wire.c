@@ -9,10 +9,10 @@ static const struct {
     uint8_t type;
     size_t len;
 } fixed[] = {
-    {R2_F_OPEN, 24},      {R2_F_OPEN_ACK, 16},     {R2_F_CTS, 40},      {R2_F_EAGER, 32},
-    {R2_F_ACK, 24},       {R2_F_DOWN, 12},         {R2_F_FENCED, 12},   {R2_F_CLOSE, 24},
-    {R2_F_CLOSE_ACK, 16}, {R2_F_NIC, 12},          {R2_F_HEARTBEAT, 8}, {R2_F_INFO, 76},
-    {R2_F_PROBE, 56},     {R2_F_PROBE_RESULT, 16}, {R2_F_HEARD, 8},
+    {R2_F_OPEN, 24},      {R2_F_OPEN_ACK, 16}, {R2_F_CTS, 40},    {R2_F_EAGER, 28},
+    {R2_F_ACK, 24},       {R2_F_DOWN, 12},     {R2_F_FENCED, 12}, {R2_F_CLOSE, 24},
+    {R2_F_CLOSE_ACK, 16}, {R2_F_HEARTBEAT, 0}, {R2_F_INFO, 80},   {R2_F_SEEN, 24},
+    {R2_F_HEARD, 4},
 };
 
 /* A body at the very end of its memory: ASan sees a read behind it. */
@@ -80,7 +80,7 @@ TEST(counts)
                    sizeof(struct r2_ack_range), UINT32_MAX);
         with_count(R2_F_INFO, offsetof(struct r2_msg_info, nics), counts[i],
                    sizeof(struct r2_info_nic), R2_WIRE_MAX_NICS);
-        with_count(R2_F_PROBE_RESULT, offsetof(struct r2_msg_probe_result, seen), counts[i],
+        with_count(R2_F_SEEN, offsetof(struct r2_msg_seen, seen), counts[i],
                    sizeof(struct r2_wire_seen), R2_WIRE_MAX_SEEN);
     }
 }

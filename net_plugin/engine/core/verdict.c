@@ -73,11 +73,6 @@ static enum r2_seen pair_seen(const struct r2_evidence *ev, int a, int b, uint64
     return found;
 }
 
-static bool out_of_order(const struct r2_evidence_nic *n)
-{
-    return n->word || n->carrier == R2_CARRIER_DOWN;
-}
-
 /* The NIC's partners with which the pair is now `what`, `but` left out; `only_working`: partners
  * that work otherwise. Silence between it and a partner that is out of order itself says nothing
  * about it. *one: one of them. */
@@ -88,7 +83,7 @@ static int partners(const struct r2_evidence *ev, int nic, int but, enum r2_seen
 
     for (int y = 0; y < ev->n_nics; y++) {
         if (y == nic || y == but || pair_seen(ev, nic, y, since) != what ||
-            (what == R2_SEEN_SILENT && out_of_order(&ev->nics[y])) ||
+            (what == R2_SEEN_SILENT && ev->nics[y].word) ||
             (only_working && !r2_evidence_works(ev, y, since)))
             continue;
         if (one && !n)
@@ -119,26 +114,6 @@ __attribute__((format(printf, 3, 4))) static void say(struct r2_finding *out,
 static const char *label(const struct r2_evidence *ev, int nic)
 {
     return ev->nics[nic].label[0] ? ev->nics[nic].label : "?";
-}
-
-static const char *own_word(const struct r2_evidence_nic *n)
-{
-    return n->carrier == R2_CARRIER_DOWN ? "no carrier" : "its node says so";
-}
-
-static bool by_word(const struct r2_evidence *ev, int l, int r, struct r2_finding *out)
-{
-    const struct r2_evidence_nic *ln = &ev->nics[l], *rn = &ev->nics[r];
-
-    if (out_of_order(ln) && out_of_order(rn))
-        say(out, R2_FOUND_BOTH, "%s here, %s there", own_word(ln), own_word(rn));
-    else if (out_of_order(ln))
-        say(out, R2_FOUND_LOCAL, "%s", own_word(ln));
-    else if (out_of_order(rn))
-        say(out, R2_FOUND_REMOTE, "%s", own_word(rn));
-    else
-        return false;
-    return true;
 }
 
 /* One end works. The other one is at fault if it is silent to somebody else as well; else it could
@@ -192,8 +167,10 @@ void r2_verdict_of(const struct r2_evidence *ev, int local, int remote, uint64_t
         say(out, R2_FOUND_UNDECIDED, "no evidence");
         return;
     }
-    if (by_word(ev, local, remote, out))
+    if (ev->nics[remote].word) {
+        say(out, R2_FOUND_REMOTE, "its node says so");
         return;
+    }
     if (pair_seen(ev, local, remote, since) == R2_SEEN_ANSWERED) {
         say(out, R2_FOUND_TRANSIENT, "%s answered a probe over %s", label(ev, remote),
             label(ev, local));

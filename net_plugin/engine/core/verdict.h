@@ -48,8 +48,7 @@ enum r2_finding_kind {
 
 struct r2_evidence_nic {
     struct r2_wire_addr addr; /* port 0 */
-    uint8_t carrier;          /* enum r2_carrier */
-    bool word;                /* its own process says that it is out of order */
+    bool word;                /* another node's: that node says that it is out of order */
     char label[R2_WIRE_NAME]; /* "nic1@n2" */
 };
 

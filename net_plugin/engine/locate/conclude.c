@@ -1,4 +1,4 @@
-/* Verdicts: given, noted, adopted. */
+/* Verdicts: given and noted. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +9,7 @@
 
 #define RECENT 64
 #define WRITE_TRIES 20 /* of 0.1 ms */
+#define FRESH_NS (3 * R2_NS_PER_S)
 
 static struct recent {
     int lnic;
@@ -79,21 +80,12 @@ static void pronounce(struct r2_round *r, int i, const struct r2_finding *v, uin
     journal(r->lnic, s->name, s->host, s->pid, now - s->failed_at, v->why);
 }
 
-static int usable_nics(void)
-{
-    int n = 0;
-
-    for (int i = 0; i < r2_local.n; i++)
-        n += r2_nic_usable(i);
-    return n;
-}
-
 /* The last NIC stays in service: a broken one is as good as none. */
 static void take_out(int nic, const char *why, uint64_t now)
 {
     struct r2_wire_addr own;
 
-    if (!r2_nic_usable(nic) || usable_nics() < 2)
+    if (!r2_nic_usable(nic) || !r2_nic_others(nic))
         return;
     if (r2_eng.ops->address(nic, &own) == 0)
         remember(-1, &own, now); /* that its carrier goes as well is no other verdict */
@@ -112,19 +104,30 @@ static void write_row(struct r2_node_row *row)
     row->nic.port = 0;
     row->nic.offers = 0;
     for (int i = 0; i < WRITE_TRIES && r2_nodeseg_write(r2_locate_seg, row) == -EAGAIN; i++)
-        nanosleep(&soon, NULL); /* a row that is lost costs another process a round of its own */
+        nanosleep(&soon, NULL); /* a row that is lost is one that is not shown */
 }
 
-static void share_own(int nic, enum r2_node_state state, const struct r2_finding *v,
-                      const struct r2_round *r)
+/* Another process of the node has just found that the NIC is at fault; this one may have seen less.
+ */
+static bool is_blamed(const struct r2_wire_addr *nic, uint64_t now)
+{
+    struct r2_node_row row;
+
+    return r2_locate_seg && r2_nodeseg_get(r2_locate_seg, nic, &row) &&
+           row.state == R2_NODE_FAILED && row.mono_ns + FRESH_NS > now;
+}
+
+static void share_own(const struct r2_round *r, enum r2_node_state state,
+                      const struct r2_finding *v, uint64_t now)
 {
     struct r2_node_row row = {.state = (uint32_t)state, .kind = (uint32_t)v->kind};
 
-    if (r2_eng.ops->address(nic, &row.nic))
+    if (r2_eng.ops->address(r->lnic, &row.nic) ||
+        (state != R2_NODE_FAILED && is_blamed(&row.nic, now)))
         return;
-    snprintf(row.name, sizeof(row.name), "%.39s", r2_nic_name(nic));
+    snprintf(row.name, sizeof(row.name), "%.39s", r2_nic_name(r->lnic));
     snprintf(row.why, sizeof(row.why), "%s", v->why);
-    for (int i = 0; r && i < r->n_suspects && i < R2_NODE_OTHERS; i++)
+    for (int i = 0; i < r->n_suspects && i < R2_NODE_OTHERS; i++)
         row.others[row.n_others++] = r->suspects[i].addr;
     write_row(&row);
 }
@@ -139,16 +142,6 @@ static void share_remote(const struct r2_suspect *s, const struct r2_finding *v)
 }
 
 /* ---- the end of a round */
-
-/* The process at the other end has said what it sees, be it as an end or as a third node. */
-static bool end_heard(const struct r2_round *r, const struct r2_suspect *s)
-{
-    for (int i = 0; i < r->n_asks; i++) {
-        if (r->asks[i].heard && memcmp(r->asks[i].process, s->peer->id, 16) == 0)
-            return true;
-    }
-    return false;
-}
 
 static bool remote_word(const struct r2_suspect *s)
 {
@@ -197,7 +190,7 @@ static void spread_local(const struct r2_round *r, struct r2_finding *v)
 }
 
 /* All that follows from the verdicts on the round's pairs. */
-static void carry_out(struct r2_round *r, const struct r2_finding *v, bool first_hand, uint64_t now)
+static void carry_out(struct r2_round *r, const struct r2_finding *v, uint64_t now)
 {
     const struct r2_finding *local = NULL, *said = &v[0];
 
@@ -208,9 +201,8 @@ static void carry_out(struct r2_round *r, const struct r2_finding *v, bool first
         if (v[i].kind != R2_FOUND_UNDECIDED && said->kind == R2_FOUND_UNDECIDED)
             said = &v[i];
     }
-    if (first_hand)
-        share_own(r->lnic, local ? R2_NODE_FAILED : R2_NODE_UNKNOWN, local ? local : said, r);
-    for (int i = 0; first_hand && i < r->n_suspects; i++) {
+    share_own(r, local ? R2_NODE_FAILED : R2_NODE_UNKNOWN, local ? local : said, now);
+    for (int i = 0; i < r->n_suspects; i++) {
         if (blames_remote(v[i].kind))
             share_remote(&r->suspects[i], &v[i]);
     }
@@ -240,62 +232,12 @@ void r2_round_conclude(struct r2_round *r, uint64_t now)
             r->ev.nics[o[i]].word = remote_word(&r->suspects[i]);
     }
     for (int i = 0; i < r->n_suspects; i++) {
-        r2_verdict_of(&r->ev, l, o[i], since, end_heard(r, &r->suspects[i]), &v[i]);
+        r2_verdict_of(&r->ev, l, o[i], since, r->suspects[i].heard, &v[i]);
         rdma_only(&r->suspects[i], &v[i]);
     }
     spread_local(r, v);
     if (r->n_suspects)
-        carry_out(r, v, true, now);
-}
-
-static enum r2_seen pair_outcome(const struct r2_round *r, const struct r2_wire_addr *addr)
-{
-    for (int i = 0; i < r->n_targets; i++) {
-        if (r->targets[i].lnic == r->lnic && r2_same_nic(&r->targets[i].addr, addr))
-            return r->targets[i].outcome;
-    }
-    return R2_SEEN_NOTHING;
-}
-
-/* Our own probes say so too: the pair was silent, or it came too late to the round to be asked and
- * goes with one that was. */
-static bool confirmed(const struct r2_round *r, const struct r2_wire_addr *addr)
-{
-    enum r2_seen seen = pair_outcome(r, addr);
-
-    /* ... which only a NIC that is broken for all of its pairs is a reason for. */
-    for (int i = 0; i < r->n_targets && seen == R2_SEEN_NOTHING && r->row.kind == R2_FOUND_LOCAL;
-         i++) {
-        if (r->targets[i].lnic == r->lnic && r->targets[i].outcome == R2_SEEN_SILENT)
-            seen = R2_SEEN_SILENT;
-    }
-    return seen == R2_SEEN_SILENT;
-}
-
-static void adopted_text(struct r2_finding *v, const struct r2_node_row *row)
-{
-    v->kind = (enum r2_finding_kind)row->kind;
-    snprintf(v->why, sizeof(v->why), "%s, as pid %u found", r2_verdict_name(v->kind), row->pid);
-}
-
-void r2_round_adopt(struct r2_round *r, uint64_t now)
-{
-    struct r2_finding v[R2_SUSPECTS];
-    int l = r2_own_index(&r->ev, r->lnic);
-    bool works = r2_evidence_works(&r->ev, l, 0);
-
-    for (int i = 0; i < r->n_suspects; i++) {
-        const struct r2_suspect *s = &r->suspects[i];
-        int o = r2_evidence_nic(&r->ev, &s->addr, s->label);
-
-        if (confirmed(r, &s->addr) && !(works && blames_local((enum r2_finding_kind)r->row.kind)))
-            adopted_text(&v[i], &r->row);
-        else
-            r2_verdict_of(&r->ev, l, o, 0, false, &v[i]);
-    }
-    r2_count(&r2_eng.n->locate_adopted, 1);
-    if (r->n_suspects)
-        carry_out(r, v, false, now);
+        carry_out(r, v, now);
 }
 
 void r2_verdict_word(struct r2_peer *p, int lnic, int rnic, uint64_t now)

@@ -8,7 +8,7 @@
 #define INBOX_MAX 512
 #define TICK_NS (10 * R2_NS_PER_MS)
 
-enum note_kind { NOTE_FAILED, NOTE_NIC, NOTE_PROBE, NOTE_RESULT };
+enum note_kind { NOTE_FAILED, NOTE_NIC, NOTE_SEEN };
 
 struct note {
     struct r2_list node;
@@ -16,8 +16,7 @@ struct note {
     struct r2_peer *peer; /* holds a reference; NULL: NOTE_NIC */
     int lnic, rnic, via;
     uint64_t at;
-    struct r2_msg_probe probe;
-    uint8_t *body; /* NOTE_RESULT */
+    uint8_t *body; /* NOTE_SEEN */
 };
 
 static struct {
@@ -80,19 +79,10 @@ void r2_locate_nic_changed(int nic)
     post(&(struct note){.kind = NOTE_NIC, .lnic = nic});
 }
 
-int r2_locate_on_probe(struct r2_path *path, const uint8_t *body)
+int r2_locate_on_seen(struct r2_path *path, const uint8_t *body)
 {
-    struct note n = {.kind = NOTE_PROBE};
-
-    memcpy(&n.probe, body, sizeof(n.probe));
-    post_from(path, &n);
-    return 0;
-}
-
-int r2_locate_on_result(struct r2_path *path, const uint8_t *body)
-{
-    struct note n = {.kind = NOTE_RESULT};
-    struct r2_msg_probe_result m;
+    struct note n = {.kind = NOTE_SEEN};
+    struct r2_msg_seen m;
     size_t len;
 
     memcpy(&m, body, sizeof(m));
@@ -122,18 +112,6 @@ void r2_locate_probe_over(void *owner, int err, const struct r2_ep_health *healt
 
 /* ---- I/O thread 0 */
 
-/* Too late, if the round is over. */
-static void result(struct note *n, uint64_t now)
-{
-    struct r2_msg_probe_result m;
-    struct r2_round *r;
-
-    memcpy(&m, n->body, sizeof(m));
-    r = r2_round_find(m.round);
-    if (r)
-        r2_round_result(r, n->peer, n->body, now);
-}
-
 static void handle(struct note *n, uint64_t now)
 {
     switch (n->kind) {
@@ -143,11 +121,8 @@ static void handle(struct note *n, uint64_t now)
     case NOTE_NIC:
         r2_rounds_nic(n->lnic, now);
         break;
-    case NOTE_PROBE:
-        r2_rounds_asked(n->peer, &n->probe, now);
-        break;
-    case NOTE_RESULT:
-        result(n, now);
+    case NOTE_SEEN:
+        r2_rounds_told(n->peer, n->body, now);
         break;
     }
     if (n->peer)
@@ -158,8 +133,7 @@ static void handle(struct note *n, uint64_t now)
 
 static void advance(uint64_t now)
 {
-    r2_rounds_tick(now);
-    r2_timer_set(&box.timer, r2_rounds_any() ? now + TICK_NS : 0);
+    r2_timer_set(&box.timer, r2_rounds_tick(now) ? now + TICK_NS : 0);
 }
 
 static void run(struct r2_task *t)

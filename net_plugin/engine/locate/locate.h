@@ -2,12 +2,10 @@
  *
  * A round belongs to one local NIC. It probes on sockets of its own (never on data connections)
  * from the NIC to NICs of the peer and of third nodes, and from other local NICs to the NIC at the
- * failed path's other end; asks the peer and third nodes, over living paths, to look from their
- * side (PROBE, PROBE_RESULT); and hands everything to the pure part (verdict.h). At most one round
- * per NIC and node runs at a time, however many connections, peers and processes lost a path.
- *
- * A round lasts R2_ROUND_NS at most. What another process of the node has found counts only where
- * our own probes say so too (invariant "health is per path and NIC").
+ * failed path's other end; tells the processes at the other ends over living paths what it has
+ * seen, as they do (SEEN); and hands everything to the pure part (verdict.h). At most one round per
+ * NIC runs at a time, however many connections and peers lost a path. It lasts half a second at
+ * most.
  *
  * Threads: everything that decides runs on I/O thread 0. The functions marked [any] only put a
  * note into a bounded inbox and may be called under a peer's lock; the inbox is a leaf lock.
@@ -18,8 +16,6 @@
 #include "engine/core/verdict.h"
 #include "engine/nic/nics.h"
 
-#define R2_ROUND_NS (500 * R2_NS_PER_MS)
-
 /* Once, when I/O threads and NICs are there. */
 void r2_locate_start(void);
 /* In a forked child. */
@@ -29,9 +25,8 @@ void r2_locate_child(void);
 void r2_locate_path_failed(struct r2_path *path, int err);
 /* [any] A local NIC became usable or not, for whatever reason. */
 void r2_locate_nic_changed(int nic);
-/* [any] Frames. Under the peer's lock. 0 or -EPROTO. */
-int r2_locate_on_probe(struct r2_path *path, const uint8_t *body);
-int r2_locate_on_result(struct r2_path *path, const uint8_t *body);
+/* [any] A frame. Under the peer's lock. 0 or -EPROTO. */
+int r2_locate_on_seen(struct r2_path *path, const uint8_t *body);
 /* [any] Upcalls of endpoints whose parameters say `locate`: owner is the struct r2_probe. */
 void r2_locate_probe_over(void *owner, int err, const struct r2_ep_health *health);
 void r2_locate_probe_released(void *owner);

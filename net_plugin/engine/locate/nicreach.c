@@ -55,8 +55,7 @@ static bool belongs(const struct r2_peer *p, int lnic, int rnic)
 
 bool r2_path_reaches_kernel(const struct r2_path *path)
 {
-    return path->past == R2_PAST_WAITED ||
-           (path->state == R2_PATH_CONNECTING && path->ep && r2_eng.ops->reached(path->ep));
+    return path->past == R2_PAST_WAITED || r2_path_is_taken(path);
 }
 
 static bool tried_in_vain(const struct r2_path *path)

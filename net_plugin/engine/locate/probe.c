@@ -205,18 +205,6 @@ void r2_targets_close(struct r2_round *r, uint64_t now)
     }
 }
 
-void r2_targets_again(struct r2_round *r)
-{
-    for (int i = 0; i < r->n_targets; i++) {
-        struct r2_target *t = &r->targets[i];
-
-        if (t->closed && t->outcome == R2_SEEN_NOTHING) { /* its attempts are ended */
-            t->closed = t->counted = false;
-            t->tries = 0;
-        }
-    }
-}
-
 bool r2_targets_done(const struct r2_round *r)
 {
     for (int i = 0; i < r->n_targets; i++) {
@@ -251,8 +239,6 @@ void r2_targets_evidence(struct r2_round *r)
         int from = r2_own_index(&r->ev, t->lnic);
         int to = r2_evidence_nic(&r->ev, &t->addr, t->label);
 
-        if (!t->counted)
-            r2_evidence_add(&r->ev, from, to, t->outcome, t->reached, t->at);
-        t->counted = true;
+        r2_evidence_add(&r->ev, from, to, t->outcome, t->reached, t->at);
     }
 }

@@ -9,16 +9,13 @@
 #define R2_TARGETS 16
 #define R2_TRIES 3
 #define R2_SUSPECTS 8
-#define R2_ASKS 6
-#define R2_REPLIES 8
 
 #define R2_SETTLE_NS (15 * R2_NS_PER_MS)  /* paths that fail together come into one round */
 #define R2_TRY_NS (90 * R2_NS_PER_MS)     /* between tries: one lost packet proves nothing */
 #define R2_WINDOW_NS (320 * R2_NS_PER_MS) /* after it a probe without answer was silent */
-#define R2_ANSWER_NS (440 * R2_NS_PER_MS) /* for the results of those who were asked */
+#define R2_ANSWER_NS (440 * R2_NS_PER_MS) /* for what the other ends have seen */
 #define R2_SLACK_NS (100 * R2_NS_PER_MS)  /* evidence this much older than the failure counts */
 #define R2_REPEAT_NS (1 * R2_NS_PER_S)    /* a verdict on the same pair stands for so long */
-#define R2_FRESH_NS (3 * R2_NS_PER_S)     /* rows of the node segment */
 
 /* One attempt: an endpoint that ends when somebody answers. References: the target's, the
  * endpoint's, the inbox's. */
@@ -40,8 +37,8 @@ struct r2_target {
     bool reached;
     enum r2_seen outcome; /* NOTHING: not known yet */
     uint64_t at;
-    uint64_t tried_at;    /* the first attempt */
-    bool closed, counted; /* counted: its outcome is among the round's evidence */
+    uint64_t tried_at; /* the first attempt */
+    bool closed;
     int tries;
     struct r2_probe *probes[R2_TRIES];
 };
@@ -53,47 +50,25 @@ struct r2_suspect {
     char name[R2_WIRE_NAME], label[R2_WIRE_NAME], host[64];
     uint32_t pid;
     uint64_t failed_at;
-};
-
-struct r2_ask {
-    uint8_t process[16];
-    bool end; /* the process at the failed path's other end, not a third node */
-    bool heard;
-};
-
-struct r2_reply {
-    struct r2_peer *peer; /* holds a reference */
-    uint64_t round;
-    bool far_is_mine;
-};
-
-enum r2_round_kind {
-    R2_ROUND_FULL,   /* paths of ours failed: ends in a verdict */
-    R2_ROUND_ASSIST, /* a peer asked: ends in a PROBE_RESULT */
+    bool heard; /* what its process has seen is among the evidence */
 };
 
 enum r2_round_phase {
     R2_PHASE_FREE,
     R2_PHASE_SETTLE,
-    R2_PHASE_WAIT, /* another process of the node looks into this NIC; only the pairs are probed */
     R2_PHASE_RUN,
 };
 
+/* Paths of one local NIC have failed: ends in a verdict. */
 struct r2_round {
-    enum r2_round_kind kind;
     enum r2_round_phase phase;
-    uint64_t id;
-    int lnic; /* -1: ASSIST by a third node */
+    int lnic;
     uint64_t began, next_try, close_at, deadline;
     uint64_t looked_at; /* when the carrier was last asked for */
-    bool claimed, closed;
+    bool closed;
     struct r2_suspect suspects[R2_SUSPECTS];
     struct r2_target targets[R2_TARGETS];
-    struct r2_ask asks[R2_ASKS];
-    struct r2_reply replies[R2_REPLIES];
-    int n_suspects, n_targets, n_asks, n_replies;
-    bool have_row; /* WAIT: what the other process found */
-    struct r2_node_row row;
+    int n_suspects, n_targets;
     struct r2_evidence ev;
 };
 
@@ -108,9 +83,7 @@ void r2_targets_tick(struct r2_round *r, uint64_t now);
 void r2_targets_close(struct r2_round *r, uint64_t now);
 /* All targets have an outcome. */
 bool r2_targets_done(const struct r2_round *r);
-/* The round goes on by itself after it has waited: those that had no time to answer have it now. */
-void r2_targets_again(struct r2_round *r);
-/* Moves the targets' outcomes into the round's evidence, each of them once. */
+/* Adds the targets' outcomes to the round's evidence. */
 void r2_targets_evidence(struct r2_round *r);
 /* "nic1@n2", cut to fit. */
 void r2_locate_label(char out[R2_WIRE_NAME], const char *nic, const char *host);
@@ -121,15 +94,12 @@ void r2_probe_put(struct r2_probe *probe);
 /* From the round's NIC: third nodes, other NICs of the nodes in question; from other local NICs:
  * the NICs that are among the targets already. */
 void r2_targets_collect(struct r2_round *r);
-/* As a third node: from up to two of our NICs that have reached it before. */
-void r2_targets_witness(struct r2_round *r, const struct r2_wire_addr *nic);
 
-/* ---- ask.c */
-/* Asks the suspects' processes and third nodes; fills r->asks. */
-void r2_round_ask(struct r2_round *r);
-void r2_round_reply(struct r2_round *r, uint64_t now);
-/* A PROBE_RESULT for the round. */
-void r2_round_result(struct r2_round *r, struct r2_peer *p, const uint8_t *body, uint64_t now);
+/* ---- tell.c */
+/* What the targets' NICs did goes to the processes at the other ends (SEEN). */
+void r2_round_tell(struct r2_round *r, uint64_t now);
+/* A SEEN of the process, about the rounds that wait for it. */
+void r2_rounds_told(struct r2_peer *p, const uint8_t *body, uint64_t now);
 
 /* ---- round.c */
 extern struct r2_round r2_rounds[R2_ROUNDS];
@@ -139,29 +109,20 @@ extern struct r2_round r2_rounds[R2_ROUNDS];
         if (r->phase != R2_PHASE_FREE)
 /* NULL: nothing is shared. */
 extern struct r2_nodeseg *r2_locate_seg;
-struct r2_round *r2_round_find(uint64_t id);
-/* The FULL round for the local NIC that still gathers evidence. */
-struct r2_round *r2_round_full(int lnic);
-int r2_round_assists(void);
-bool r2_rounds_any(void);
-struct r2_round *r2_round_new(enum r2_round_kind kind, int lnic, uint64_t now);
-/* Its times begin anew. */
-void r2_round_clock(struct r2_round *r, uint64_t now);
-void r2_round_unclaim(struct r2_round *r);
+/* The round for the local NIC that still gathers evidence. */
+struct r2_round *r2_round_open(int lnic);
+struct r2_round *r2_round_new(int lnic, uint64_t now);
 void r2_round_free(struct r2_round *r, uint64_t now);
 
 /* ---- rounds.c */
-void r2_rounds_tick(uint64_t now);
+/* Whether any is under way. */
+bool r2_rounds_tick(uint64_t now);
 /* Notes from the inbox. */
 void r2_rounds_failed(struct r2_peer *p, int lnic, int rnic, int via, uint64_t at);
-void r2_rounds_asked(struct r2_peer *p, const struct r2_msg_probe *m, uint64_t now);
 void r2_rounds_nic(int nic, uint64_t now);
 
 /* ---- conclude.c */
 void r2_round_conclude(struct r2_round *r, uint64_t now);
-/* The verdict of another process of the node (r->row) on all of the round's suspects, where our own
- * probes do not contradict. */
-void r2_round_adopt(struct r2_round *r, uint64_t now);
 /* A verdict on the pair was given less than R2_REPEAT_NS ago. */
 bool r2_verdict_recent(int lnic, const struct r2_wire_addr *addr, uint64_t now);
 /* The other end's node itself says that its NIC is out of order. */

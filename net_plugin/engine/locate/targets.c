@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "engine/locate/round.h"
-#include "util/random.h"
 
 #define CANDIDATES 256
 #define THIRDS 4    /* NICs of nodes that have nothing to do with the failure */
@@ -115,7 +114,7 @@ static void pick(struct r2_round *r, struct candidate *c, int n, int first, enum
                  int most)
 {
     bool taken[CANDIDATES] = {false};
-    int start = n ? (int)(r->id % (uint64_t)n) : 0, got = 0;
+    int start = n ? (int)(r->began % (uint64_t)n) : 0, got = 0;
 
     for (int turn = 0; turn < 2; turn++) {
         for (int k = 0; k < n && got < most; k++) {
@@ -169,24 +168,5 @@ void r2_targets_collect(struct r2_round *r)
     pick(r, c, n, first, WANT_SIBLING, SIBLINGS);
     add_helpers(r, c, n, first);
     pick(r, c, n, first, WANT_STRANGER, STRANGERS);
-    free(c);
-}
-
-void r2_targets_witness(struct r2_round *r, const struct r2_wire_addr *nic)
-{
-    struct candidate *c;
-    int n, got = 0;
-
-    c = candidates(&n);
-    for (int i = 0; c && i < n; i++) {
-        if (!r2_same_nic(&c[i].addr, nic))
-            continue;
-        for (int l = 0; l < r2_local.n && got < 2; l++) {
-            if (!((c[i].reached >> l) & 1) || !r2_nic_usable(l))
-                continue;
-            got +=
-                r2_target_add(r, l, &c[i].addr, c[i].rnic, c[i].process, c[i].label, true) != NULL;
-        }
-    }
     free(c);
 }

@@ -282,7 +282,7 @@ static bool others_up(const struct r2_peer *p, int rnic)
     return R2_ANY_PATH(path, p, path->rnic != rnic && r2_path_suffices(path));
 }
 
-static void rnic_path(struct r2_path *path, enum r2_nic_word word, bool others, int err)
+static void rnic_path(struct r2_path *path, enum r2_nic_word word, bool others)
 {
     static const char *const causes[R2_NIC_WORDS] = {
         [R2_NIC_DOWN] = "the peer's word: its NIC is down",
@@ -294,27 +294,24 @@ static void rnic_path(struct r2_path *path, enum r2_nic_word word, bool others, 
         path->attempt.next_at = 0;
         r2_peer_answers(path->peer); /* whoever refused while it was down */
     } else if (word != R2_NIC_DRAINED && (word != R2_NIC_DAMPED || others)) {
-        r2_path_fail(path, path->gen, err ? err : ENETDOWN, causes[word]);
+        r2_path_fail(path, path->gen, ENETDOWN, causes[word]);
     }
     r2_path_follow(path);
 }
 
-/* Word about a NIC of the peer's; older word than the last is not believed. */
-static void rnic_change(struct r2_peer *p, int nic, const struct r2_msg_nic *m)
+/* What the peer says of its NIC. */
+static void rnic_change(struct r2_peer *p, int nic, const struct r2_info_nic *m)
 {
     struct r2_rnic *r = &p->rnics[nic];
     uint16_t weight = (uint16_t)(R2_WEIGHT_FULL - (m->less & R2_NIC_LESS) % (R2_WEIGHT_FULL + 1));
     bool was = r->word == R2_NIC_USABLE, others = others_up(p, nic), news, forgiven;
     enum r2_nic_word word = m->word < R2_NIC_WORDS ? (enum r2_nic_word)m->word : R2_NIC_DOWN;
 
-    if (r->known && m->epoch < r->epoch)
-        return;
     forgiven = r->known && (int8_t)(m->forgiven - r->forgiven) > 0;
     if (forgiven || !r->known)
         r->forgiven = m->forgiven;
     news = r->known ? r->word != word : word != R2_NIC_USABLE;
     r->known = true;
-    r->epoch = m->epoch;
     r->word = (uint8_t)word;
     r->weight = weight;
     if (nic >= p->n_rnics)
@@ -327,25 +324,12 @@ static void rnic_change(struct r2_peer *p, int nic, const struct r2_msg_nic *m)
             r2_nic_forget(path->lnic);
         }
         if (news)
-            rnic_path(path, word, others, (int)(m->reason & 0xfff));
+            rnic_path(path, word, others);
     }
     r2_peer_weigh(p);
     r2_peer_census(p);
     if (was != (word == R2_NIC_USABLE) || news)
         r2_peer_wake(p);
-}
-
-static int on_nic(struct r2_path *path, const uint8_t *body)
-{
-    struct r2_msg_nic m;
-
-    memcpy(&m, body, sizeof(m));
-    if (m.nic >= R2_MAX_NICS)
-        return -EPROTO;
-    if (path->peer->rnics[m.nic].known)
-        rnic_change(path->peer, m.nic, &m);
-    r2_nicnews_heard_nic(path, m.nic, m.epoch);
-    return 0;
 }
 
 static bool same_place(const struct r2_wire_addr *a, const struct r2_wire_addr *b)
@@ -370,15 +354,13 @@ static void leave_old_place(struct r2_peer *p, int nic, const struct r2_path *vi
     }
 }
 
-/* Where the peer's NIC is; older word than the last is not believed. */
-static void rnic_place(struct r2_path *via, int nic, const struct r2_info_nic *m)
+/* Where the peer's NIC is. */
+static void rnic_place(struct r2_path *via, int nic, const struct r2_info_nic *m, bool newer)
 {
     struct r2_peer *p = via->peer;
     struct r2_rnic *r = &p->rnics[nic];
-    bool news = r->known && m->epoch > r->epoch && memcmp(&r->addr, &m->addr, sizeof(r->addr)) != 0;
+    bool news = r->known && newer && memcmp(&r->addr, &m->addr, sizeof(r->addr)) != 0;
 
-    if (r->known && m->epoch < r->epoch)
-        return;
     r->addr = m->addr;
     r->second = m->second;
     memcpy(r->name, m->name, sizeof(r->name));
@@ -410,26 +392,24 @@ static int on_info(struct r2_path *path, const uint8_t *body)
     p->pid = m.pid;
     p->rank = m.rank;
     memcpy(p->host, m.host, sizeof(p->host));
-    for (uint32_t i = 0; i < m.nics; i++) {
+    for (uint32_t i = 0; i < m.nics && m.number >= p->info; i++) { /* not what was overtaken */
         struct r2_info_nic nic;
 
         memcpy(&nic, body + sizeof(m) + i * sizeof(nic), sizeof(nic));
         nic.name[sizeof(nic.name) - 1] = 0;
-        if (nic.addr.family) {
-            rnic_place(path, (int)i, &nic);
-            rnic_change(p, (int)i,
-                        &(struct r2_msg_nic){.word = nic.word,
-                                             .less = nic.less,
-                                             .epoch = nic.epoch,
-                                             .forgiven = nic.forgiven});
-        }
+        if (nic.addr.family)
+            rnic_place(path, (int)i, &nic, m.number > p->info);
+        if (nic.addr.family || p->rnics[i].known)
+            rnic_change(p, (int)i, &nic);
     }
+    p->info = m.number > p->info ? m.number : p->info;
     r2_control_peer_describe(r2_eng.ctl, p->row, p->host, p->pid, p->rank);
     R2_FOR_EACH_PATH (path, p)
         r2_control_path_remote(r2_eng.ctl, path->shown.row, p->rnics[path->rnic].name);
     if (path->intro == R2_INTRO_NONE)
         path->intro = R2_INTRO_HEARD;
     r2_path_tell_up(path);
+    r2_nicnews_heard(path);
     r2_peer_wake(p);
     return 0;
 }
@@ -446,10 +426,8 @@ static const handler handlers[R2_F_LAST + 1] = {
     [R2_F_FENCED] = on_fenced,
     [R2_F_CLOSE] = on_close,
     [R2_F_CLOSE_ACK] = on_close_ack,
-    [R2_F_NIC] = on_nic,
     [R2_F_INFO] = on_info,
-    [R2_F_PROBE] = r2_locate_on_probe,
-    [R2_F_PROBE_RESULT] = r2_locate_on_result,
+    [R2_F_SEEN] = r2_locate_on_seen,
     [R2_F_TEST] = r2_path_on_test,
     [R2_F_TEST_ACK] = r2_path_on_test_ack,
     [R2_F_REVOKE] = r2_revoke_on_ask,

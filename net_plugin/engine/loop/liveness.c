@@ -95,8 +95,7 @@ static void note_taken(struct r2_peer *p, uint64_t now)
     uint64_t *taken_at = p->liveness.taken_at;
 
     R2_FOR_EACH_PATH (path, p) {
-        if (path->state == R2_PATH_CONNECTING && path->ep &&
-            r2_pair_speaks(p, path->lnic, path->rnic) && r2_eng.ops->reached(path->ep))
+        if (r2_pair_speaks(p, path->lnic, path->rnic) && r2_path_is_taken(path))
             taken_at[path->rnic] = now;
     }
     for (int i = 0; i < R2_QUESTIONS; i++) {

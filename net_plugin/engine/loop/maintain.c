@@ -93,19 +93,14 @@ static uint64_t attempt_ns(const struct r2_path *path)
     return path->peer->n_up || path->attempt.fails % 3 == 2 ? ATTEMPT_NS : ATTEMPT_SHORT_NS;
 }
 
-/* The peer's kernel has answered, its process not yet: a peer with much to do is only made slower
- * by one attempt after the other (invariant "silence is not failure"). */
-static bool process_is_slow(const struct r2_path *path)
-{
-    return path->state == R2_PATH_CONNECTING && path->ep && r2_eng.ops->reached(path->ep);
-}
-
+/* A peer with much to do is only made slower by one attempt after the other (invariant "silence is
+ * not failure"). */
 static bool attempt_is_over(const struct r2_path *path, uint64_t now)
 {
     uint64_t age = now - path->attempt.at;
 
     return path->state == R2_PATH_CONNECTING && age > attempt_ns(path) &&
-           (age > ATTEMPT_REACHED_NS || !process_is_slow(path));
+           (age > ATTEMPT_REACHED_NS || !r2_path_is_taken(path));
 }
 
 static void want(struct r2_path *path, enum r2_path_role role, uint64_t now)
@@ -114,7 +109,7 @@ static void want(struct r2_path *path, enum r2_path_role role, uint64_t now)
     if (path->state == R2_PATH_IDLE)
         path->attempt.next_at = now;
     if (attempt_is_over(path, now)) {
-        bool slow = process_is_slow(path); /* until another attempt has ended */
+        bool slow = r2_path_is_taken(path); /* until another attempt has ended */
 
         r2_path_refused(path, false);
         r2_path_fail(path, path->gen, ETIMEDOUT, "no answer to connect");
@@ -168,7 +163,7 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
             !r2_peer_left(p, via))
             r2_path_event(path, R2_HEALTH_EV_UNDRAIN, "no other path is left");
         up += r2_path_may(path) >= R2_MAY_LAST_RESORT;
-        if (just_begun(path, now) || process_is_slow(path))
+        if (just_begun(path, now) || r2_path_is_taken(path))
             break;
     }
     return up;

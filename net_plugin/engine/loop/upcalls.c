@@ -27,7 +27,7 @@ static int up_caller(const uint8_t process[16], uint8_t secret[16])
 }
 
 /* S: no path leads to the peer any more, and it has moved. While one does, what it says there has
- * an epoch, and nothing else is believed. Paths none of which answers are up for seconds yet. */
+ * a number, and nothing else is believed. Paths none of which answers are up for seconds yet. */
 static void up_called(const uint8_t process[16], int nic, const struct r2_wire_addr *addr)
 {
     struct r2_peer *p = r2_peer_find(process, true);

@@ -51,7 +51,6 @@ static bool send_eager(struct r2_conn *c, struct r2_req *r)
         !r2_send_next(&r->led.send, UINT32_MAX, path->index, path->gen, r2_peer_now(path->peer),
                       &chunk))
         return false;
-    m.gen = path->gen;
     m.flags = r2_buffered_take(r) ? R2_EAGER_BUFFERED : 0;
     if (r2_eng.set->verify) {
         m.flags |= R2_BULK_CRC;

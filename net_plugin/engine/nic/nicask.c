@@ -116,14 +116,14 @@ static bool has_thread(void)
     return asker.runs;
 }
 
-bool r2_nicask_put(int slot, int ifindex, uint64_t moment, uint64_t now)
+bool r2_nicask_put(int slot, int ifindex, uint64_t moment)
 {
     bool put;
 
     pthread_mutex_lock(&asker.lock);
     put = asker.state[slot] == FREE;
     if (put) {
-        asker.slots[slot] = (struct r2_nicask){.ifindex = ifindex, .moment = moment, .put_at = now};
+        asker.slots[slot] = (struct r2_nicask){.ifindex = ifindex, .moment = moment};
         asker.state[slot] = PUT;
         pthread_cond_signal(&asker.more);
     }

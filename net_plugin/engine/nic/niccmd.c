@@ -88,10 +88,8 @@ static void tick_fault(int nic, uint64_t now)
 
 static int drain_nic(const struct r2_control_cmd *cmd, char *result, size_t size, uint64_t now)
 {
-    int left = 0;
+    int left = r2_nic_others(cmd->nic);
 
-    for (int i = 0; i < r2_local.n; i++)
-        left += i != cmd->nic && r2_nic_serves(i);
     if (!left && !cmd->force) {
         snprintf(
             result, size,

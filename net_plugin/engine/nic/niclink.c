@@ -33,11 +33,10 @@
 
 /* A NIC that is renumbered has for a moment no address of its family: the other one can wait. */
 #define FAMILY_NS (1 * R2_NS_PER_S)
-#define LOOK_NS (1 * R2_NS_PER_S)       /* an event may have been missed */
-#define LISTEN_NS (900 * R2_NS_PER_MS)  /* a deaf NIC tries once a second, not at each event */
-#define AGAIN_NS (20 * R2_NS_PER_MS)    /* from the tables' answer to the next question for them */
-#define FAILED_NS (100 * R2_NS_PER_MS)  /* ... if the kernel could not answer */
-#define CARRIER_NS (150 * R2_NS_PER_MS) /* an answer says so long that there is carrier */
+#define LOOK_NS (1 * R2_NS_PER_S)      /* an event may have been missed */
+#define LISTEN_NS (900 * R2_NS_PER_MS) /* a deaf NIC tries once a second, not at each event */
+#define AGAIN_NS (20 * R2_NS_PER_MS)   /* from the tables' answer to the next question for them */
+#define FAILED_NS (100 * R2_NS_PER_MS) /* ... if the kernel could not answer */
 
 static struct r2_nic first[R2_MAX_NICS];  /* as they were found */
 static bool deaf[R2_MAX_NICS];            /* nobody listens where it is */
@@ -45,13 +44,12 @@ static uint64_t tried_at[R2_MAX_NICS];    /* when it was last tried to */
 static char place_news[R2_MAX_NICS][128]; /* until its link is up: what happened to its place */
 static uint64_t lost_at[R2_MAX_NICS];     /* when its address was seen to be gone */
 
-static uint64_t looked_at;               /* at all of them */
-static struct r2_task *links;            /* answers are there, or events were left */
-static bool link_due[R2_MAX_NICS];       /* its link is to be asked for, at the next tick */
-static bool tables_due;                  /* the tables are ... */
-static uint64_t tables_after;            /* ... not before: each reading takes the kernel's lock */
-static uint64_t carrier_at[R2_MAX_NICS]; /* when the last question was put that has an answer */
-static uint64_t counted[R2_MAX_NICS];    /* number of the last answer that counted */
+static uint64_t looked_at;            /* at all of them */
+static struct r2_task *links;         /* answers are there, or events were left */
+static bool link_due[R2_MAX_NICS];    /* its link is to be asked for, at the next tick */
+static bool tables_due;               /* the tables are ... */
+static uint64_t tables_after;         /* ... not before: each reading takes the kernel's lock */
+static uint64_t counted[R2_MAX_NICS]; /* number of the last answer that counted */
 
 static int index_of(int nic)
 {
@@ -106,13 +104,13 @@ static void ask_tables(uint64_t now)
 {
     if (tables_due && now >= tables_after &&
         (!r2_eng.watch || r2_linkwatch_drained(r2_eng.watch)) &&
-        r2_nicask_put(R2_NICASK_TABLES, 0, moment(), now))
+        r2_nicask_put(R2_NICASK_TABLES, 0, moment()))
         tables_due = false;
 }
 
-static void ask_link(int nic, uint64_t now)
+static void ask_link(int nic)
 {
-    if (link_due[nic] && has_interface(nic) && r2_nicask_put(nic, index_of(nic), moment(), now))
+    if (link_due[nic] && has_interface(nic) && r2_nicask_put(nic, index_of(nic), moment()))
         link_due[nic] = false;
 }
 
@@ -163,7 +161,7 @@ static void describe_move(const struct r2_nic *from, const struct r2_nic *to, ch
 }
 
 /* Sockets of the old place are dead, and the listener is one of them. Peers hear the new address
- * behind a newer epoch, over any path that lives. */
+ * over any path that lives. */
 static void move(int nic, const struct r2_nic *to, const char *cause, uint64_t now)
 {
     char addr[64];
@@ -186,7 +184,6 @@ static void listen_again(int nic, bool elsewhere, uint64_t now)
     if (rc)
         R2_WARN_LIMIT("NIC %s: cannot listen at its address: %s (tried again every second)",
                       r2_nic_name(nic), strerror(-rc));
-    r2_local_note_moved(); /* before peers are told */
     if (elsewhere || was != deaf[nic])
         r2_nicstate_announce(nic);
     if (was != deaf[nic])
@@ -330,7 +327,6 @@ static void link_answer(int nic, const struct r2_nicask *got, uint64_t now)
         return;
     }
     counted[nic] = got->number;
-    carrier_at[nic] = got->put_at;
     if (got->rc == R2_LINK_REMOVED) {
         lost(nic, "its interface is gone", now);
         look_for_place(nic, now);
@@ -377,23 +373,12 @@ void r2_niclink_answers(uint64_t now)
     }
 }
 
-void r2_niclink_ask(int nic, uint64_t now)
+void r2_niclink_ask(int nic)
 {
     if (has_interface(nic)) {
         link_due[nic] = true;
-        ask_link(nic, now);
+        ask_link(nic);
     }
-}
-
-enum r2_carrier r2_niclink_carrier(int nic, uint64_t now)
-{
-    if (!has_interface(nic))
-        return r2_local.nics[nic].loopback || r2_nic_port_up(nic) ? R2_CARRIER_UP : R2_CARRIER_DOWN;
-    if (!r2_nic_is_up(nic))
-        return R2_CARRIER_DOWN;
-    /* `now` may be older than the look that found it up. */
-    return carrier_at[nic] && now < carrier_at[nic] + CARRIER_NS ? R2_CARRIER_UP
-                                                                 : R2_CARRIER_UNKNOWN;
 }
 
 /* The port's own thread (nicrdma.c) stores that the port is down, and then takes the NIC down. If
@@ -434,7 +419,7 @@ void r2_nic_transport(int nic, int transport, bool up, const char *cause, uint64
 void r2_niclink_look(int nic, uint64_t now)
 {
     if (has_interface(nic))
-        r2_niclink_ask(nic, now);
+        r2_niclink_ask(nic);
     else
         look_at_port(nic, now);
     look_for_place(nic, now);
@@ -445,7 +430,7 @@ void r2_niclink_tick(uint64_t now)
     if (r2_eng.watch && !r2_linkwatch_drained(r2_eng.watch))
         r2_task_kick(links);
     for (int i = 0; i < r2_local.n; i++)
-        ask_link(i, now);
+        ask_link(i);
     ask_tables(now);
     for (int i = 0; i < r2_local.n && now - looked_at >= LOOK_NS; i++)
         r2_niclink_look(i, now);

@@ -111,6 +111,15 @@ bool r2_nic_serves(int nic)
     return !r2_eng.device_memory || (r2_eng.ops->rdma(nic, &info) && info.active);
 }
 
+int r2_nic_others(int nic)
+{
+    int n = 0;
+
+    for (int i = 0; i < r2_local.n; i++)
+        n += i != nic && r2_nic_serves(i);
+    return n;
+}
+
 void r2_nic_publish_rdma(void)
 {
     for (int i = 0; i < r2_local.n; i++) {

@@ -16,6 +16,8 @@ bool r2_nic_port_up(int nic);
 void r2_nic_port_note(int nic, bool up);
 /* It is usable, and by RDMA where memory of devices is among what it carries. Any thread. */
 bool r2_nic_serves(int nic);
+/* How many of the others do. */
+int r2_nic_others(int nic);
 
 /* ---- nicstate.c */
 static inline bool r2_nic_usable(int nic)
@@ -65,10 +67,7 @@ void r2_niclink_look(int nic, uint64_t now);
 void r2_niclink_tick(uint64_t now);
 /* Asks about its link now, without waiting for an event, which the kernel may hold back for a
  * second. The answer makes the NIC's state follow; as a rule within a millisecond. */
-void r2_niclink_ask(int nic, uint64_t now);
-/* What is known: DOWN by an event or an answer (or its address is gone), UP by the answer to a
- * question of the last 150 ms, else UNKNOWN. */
-enum r2_carrier r2_niclink_carrier(int nic, uint64_t now);
+void r2_niclink_ask(int nic);
 
 /* ---- nicreach.c: NICs that have reached nobody since the start. No function fails. */
 /* I/O thread 0, without locks: time passes; what is done about it once a second. */

@@ -58,21 +58,8 @@ static enum r2_seg_nic_state shown_as(enum r2_health_state state)
     return as[state];
 }
 
-/* A NIC at the brink becomes suspect and healthy time and again, and the journal is for failures as
- * well: it has the first suspicions, then one a minute. If it has a suspicion, it also has that it
- * cleared. A suspicion that becomes a failure is always there. Under nic_lock. True: told. */
-static bool pass_doubt(int nic, bool begins, uint64_t now, unsigned *untold)
-{
-    static struct r2_ratelimit doubts[R2_MAX_NICS];
-    static bool last[R2_MAX_NICS];
-
-    *untold = 0;
-    if (begins)
-        last[nic] = r2_ratelimit_pass(&doubts[nic], false, now, untold);
-    return last[nic];
-}
-
-/* Under nic_lock. */
+/* A NIC at the brink becomes suspect and healthy time and again: the journal has few of these, and
+ * that a suspicion cleared only if it has the suspicion. Under nic_lock. */
 static void journal(int nic, enum r2_health_state before, enum r2_health_state after,
                     const char *cause, uint64_t now)
 {
@@ -81,22 +68,18 @@ static void journal(int nic, enum r2_health_state before, enum r2_health_state a
         [R2_HEALTH_FAILED] = R2_EV_NIC_DOWN,     [R2_HEALTH_PROBING] = R2_EV_NIC_PROBING,
         [R2_HEALTH_RAMPING] = R2_EV_NIC_RAMPING, [R2_HEALTH_DAMPED] = R2_EV_NIC_DAMPED,
     };
+    static struct r2_ratelimit doubts[R2_MAX_NICS];
+    static bool told[R2_MAX_NICS];
     bool cleared = before == R2_HEALTH_SUSPECT && after == R2_HEALTH_HEALTHY;
     struct r2_control_event ev = {
         .event = cleared ? R2_EV_NIC_HEALTHY : as[after], .nic = r2_nic_name(nic), .cause = cause};
-    unsigned untold = 0;
-    char text[128];
 
     R2_INFO("NIC %s is %s: %s", r2_nic_name(nic), r2_health_word(after), cause);
-    if (after == R2_HEALTH_DRAINED) /* when nothing is left on it: tick_drain */
-        return;
-    if ((cleared || after == R2_HEALTH_SUSPECT) && !pass_doubt(nic, !cleared, now, &untold))
-        return;
-    if (untold) {
-        snprintf(text, sizeof(text), "%s (and %u times before, not shown)", cause, untold);
-        ev.cause = text;
-    }
-    r2_control_journal(r2_eng.ctl, &ev);
+    if (after == R2_HEALTH_SUSPECT)
+        told[nic] = r2_control_journal_seldom(r2_eng.ctl, &ev, &doubts[nic], false, now);
+    else if (cleared ? told[nic]
+                     : after != R2_HEALTH_DRAINED) /* that: when nothing is left on it */
+        r2_control_journal(r2_eng.ctl, &ev);
 }
 
 static void tell_path(struct r2_path *path, enum r2_nic_word word, bool others, const char *cause)
@@ -128,7 +111,7 @@ static void tell_peer(struct r2_peer *p, int nic, bool news, bool forgiven, cons
         if (path->lnic == nic && news)
             tell_path(path, word, others, cause);
     }
-    r2_nicnews_tell(p, nic);
+    r2_nicnews_tell(p);
     if (p->resync && p->out && p->n_up)
         r2_peer_resync(p);
     r2_peer_weigh(p);
@@ -146,7 +129,7 @@ static void tell_all(int nic, bool news, bool forgiven, const char *cause)
 
 void r2_nicstate_announce(int nic)
 {
-    atomic_fetch_add(&r2_eng.nic_state[nic].epoch, 1);
+    atomic_fetch_add(&r2_eng.news, 1);
     tell_all(nic, false, false, "");
 }
 
@@ -168,8 +151,8 @@ static bool nic_event(int nic, enum r2_health_event event, const char *cause, ui
     news = word != r2_nic_word(nic);
     atomic_fetch_add(&s->telling, news);
     atomic_store(&s->word, (unsigned char)word);
-    if (news) /* last: see r2_nic_state */
-        atomic_fetch_add(&s->epoch, 1);
+    if (news) /* last: see r2_engine.news */
+        atomic_fetch_add(&r2_eng.news, 1);
     if (after != before) {
         r2_control_nic_state(r2_eng.ctl, s->row, shown_as(after), cause);
         remarked[nic] = false;
@@ -185,15 +168,6 @@ static bool nic_event(int nic, enum r2_health_event event, const char *cause, ui
 }
 
 /* ---- failures and their memory */
-
-static int others_usable(int nic)
-{
-    int n = 0;
-
-    for (int i = 0; i < r2_local.n; i++)
-        n += i != nic && r2_nic_serves(i);
-    return n;
-}
 
 static void show_penalty(int nic, uint64_t now)
 {
@@ -213,7 +187,7 @@ static void count_failure(int nic, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
     struct r2_damp_rules rules;
-    bool suppress, others = others_usable(nic) > 0;
+    bool suppress, others = r2_nic_others(nic) > 0;
 
     r2_damp_rules_get(&rules);
     pthread_mutex_lock(&r2_eng.nic_lock);
@@ -254,7 +228,7 @@ void r2_nicstate_forgive(int nic, uint64_t now)
         !r2_nic_is_up(nic))
         nic_event(nic, R2_HEALTH_EV_LOSS, "link down", now);
     atomic_fetch_add(&s->forgiven, 1);
-    atomic_fetch_add(&s->epoch, 1);
+    atomic_fetch_add(&r2_eng.news, 1);
     tell_all(nic, false, true, "");
 }
 
@@ -411,7 +385,7 @@ static void tick_damping(int nic, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
     struct r2_damp_rules rules;
-    bool forgiven, over, alone = !others_usable(nic);
+    bool forgiven, over, alone = !r2_nic_others(nic);
 
     r2_damp_rules_get(&rules);
     pthread_mutex_lock(&r2_eng.nic_lock);

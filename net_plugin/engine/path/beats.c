@@ -181,11 +181,9 @@ bool r2_path_is_silent(const struct r2_path *path)
 
 static void send_heartbeat(struct r2_path *path, uint64_t now)
 {
-    struct r2_msg_heartbeat m = {.count = ++path->hb.count};
-
     path->hb.at = path->hb.sent_at = now;
     path->hb.state = r2_beat_next(path->hb.state, R2_BEAT_EV_SEND);
-    r2_out_frame(path, R2_F_HEARTBEAT, &m, sizeof(m), NULL, 0);
+    r2_out_frame(path, R2_F_HEARTBEAT, NULL, 0, NULL, 0);
     r2_count(&r2_eng.n->heartbeats_sent, 1);
 }
 

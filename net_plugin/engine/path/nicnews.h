@@ -1,6 +1,6 @@
-/* What one process tells another about its NICs (frame NIC), repeated until the other side says
- * that it has heard it (frame HEARD). It is a state, not an event: its number is the NIC's epoch,
- * what is repeated is what holds by then, and who has heard an epoch need not hear an older one.
+/* What one process tells another about its NICs (frame INFO), repeated until the other side says
+ * that it has heard it (frame HEARD). It is a state, not an event: what is repeated is what holds
+ * by then, and who has heard a number need not hear an older one.
  *
  * Units: nanoseconds. Everything here is under the peer's lock. */
 #ifndef R2_ENGINE_PATH_NICNEWS_H
@@ -10,21 +10,21 @@ struct r2_path;
 
 /* Part of a peer. */
 struct r2_nicnews {
-    uint32_t acked[R2_MAX_NICS]; /* by NIC of ours: the newest epoch that the peer has heard */
-    uint64_t due, wait;          /* when what is open is said again; how long it waited for that */
-    unsigned turn;               /* of the path that the next repetition takes */
+    uint32_t heard;     /* the newest number that the peer has heard */
+    uint64_t due, wait; /* when what is open is said again; how long it waited for that */
+    unsigned turn;      /* of the path that the next repetition takes */
 };
 
 /* There is news about a NIC of ours: said at once, if a path is up, and until it is heard. */
-void r2_nicnews_tell(struct r2_peer *p, int nic);
+void r2_nicnews_tell(struct r2_peer *p);
 /* What is open, over the path: one was lost, and maybe words with it. */
 void r2_nicnews_resync(struct r2_peer *p, struct r2_path *via);
 /* Time passes: what is due is said again, over the paths that are up in turn. */
 void r2_nicnews_repeat(struct r2_peer *p, uint64_t now);
 
-/* The peer has said something; it hears that it was heard. One of its NICs that has no address is
- * not known here, and its news is of no use; with an address comes a newer one. */
-void r2_nicnews_heard_nic(struct r2_path *path, int nic, uint32_t epoch);
+/* An INFO of the peer's has come: it hears that it was heard, over the path that brought it unless
+ * that has just ended by what it said. */
+void r2_nicnews_heard(struct r2_path *path);
 int r2_nicnews_on_heard(struct r2_path *path, const uint8_t *body);
 
 #endif

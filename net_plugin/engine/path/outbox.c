@@ -119,14 +119,9 @@ size_t r2_up_next_ctrl(void *owner, struct r2_ep *ep, uint8_t *buf, size_t cap)
     return n;
 }
 
-static uint16_t weight_less(int nic)
-{
-    return (uint16_t)(R2_WEIGHT_FULL - atomic_load(&r2_eng.nic_state[nic].weight));
-}
-
 void r2_out_info(struct r2_path *path)
 {
-    struct r2_msg_info m = {0};
+    struct r2_msg_info m = {.number = atomic_load(&r2_eng.news)}; /* first: see r2_engine.news */
     struct r2_info_nic nics[R2_MAX_NICS];
 
     memset(nics, 0, sizeof(nics));
@@ -135,28 +130,16 @@ void r2_out_info(struct r2_path *path)
     m.nics = (uint32_t)r2_local.n;
     memcpy(m.host, r2_eng.host, sizeof(m.host));
     for (int i = 0; i < r2_local.n; i++) {
+        const struct r2_nic_state *s = &r2_eng.nic_state[i];
+
         snprintf(nics[i].name, sizeof(nics[i].name), "%.*s", (int)sizeof(nics[i].name) - 1,
                  r2_local.nics[i].name);
-        nics[i].epoch = atomic_load(&r2_eng.nic_state[i].epoch); /* first: see r2_nic_state */
         r2_eng.ops->address(i, &nics[i].addr);
         if (r2_eng.ops->second)
             r2_eng.ops->second(i, &nics[i].second);
         nics[i].word = (uint8_t)r2_nic_word(i);
-        nics[i].less = weight_less(i);
-        nics[i].forgiven = atomic_load(&r2_eng.nic_state[i].forgiven);
-        nics[i].speed_mbps = (uint32_t)r2_local.nics[i].speed_mbps;
+        nics[i].less = (uint16_t)(R2_WEIGHT_FULL - atomic_load(&s->weight));
+        nics[i].forgiven = atomic_load(&s->forgiven);
     }
     r2_out_frame(path, R2_F_INFO, &m, sizeof(m), nics, (size_t)r2_local.n * sizeof(nics[0]));
-}
-
-void r2_out_nic(struct r2_path *path, int nic)
-{
-    struct r2_msg_nic m = {.nic = (uint8_t)nic};
-
-    m.epoch = atomic_load(&r2_eng.nic_state[nic].epoch); /* first: see r2_nic_state */
-    m.word = (uint8_t)r2_nic_word(nic);
-    m.less = weight_less(nic);
-    m.forgiven = atomic_load(&r2_eng.nic_state[nic].forgiven);
-    m.reason = m.word == R2_NIC_DOWN ? ENETDOWN : 0;
-    r2_out_frame(path, R2_F_NIC, &m, sizeof(m), NULL, 0);
 }

@@ -18,6 +18,12 @@ static inline bool r2_pair_speaks(const struct r2_peer *p, int lnic, int rnic)
            p->rnics[rnic].word != R2_NIC_FAILED;
 }
 void r2_path_up(struct r2_path *path);
+/* The peer's kernel has taken the attempt that is under way, and its process has not answered yet.
+ */
+static inline bool r2_path_is_taken(const struct r2_path *path)
+{
+    return path->state == R2_PATH_CONNECTING && path->ep && r2_eng.ops->reached(path->ep);
+}
 /* After each change of what the path has in flight: its NIC's sum follows. */
 void r2_path_tell_inflight(struct r2_path *path);
 /* The most that it may carry now. */
@@ -73,6 +79,10 @@ void r2_path_judge_packets(struct r2_path *path, const struct r2_ep_health *heal
 const char *r2_path_text(const struct r2_path *path, char *out, size_t cap);
 void r2_path_journal(const struct r2_path *path, enum r2_seg_event event, uint64_t bytes,
                      uint64_t duration_ns, const char *cause);
+/* As r2_control_journal_seldom. */
+struct r2_ratelimit;
+bool r2_path_journal_seldom(const struct r2_path *path, enum r2_seg_event event, const char *cause,
+                            struct r2_ratelimit *kind, bool anyway);
 /* Takes the event, and shows and journals what follows from it. True: something did. */
 bool r2_path_event(struct r2_path *path, enum r2_health_event event, const char *cause);
 void r2_path_show(struct r2_path *path, const char *cause);
@@ -157,7 +167,6 @@ void r2_peer_say_held(struct r2_peer *p, uint64_t now);
 void r2_out_again(struct r2_peer *p);
 size_t r2_up_next_ctrl(void *owner, struct r2_ep *ep, uint8_t *buf, size_t cap);
 void r2_out_info(struct r2_path *path);
-void r2_out_nic(struct r2_path *path, int nic);
 /* The peer does not read: what can be said later is. */
 bool r2_out_full(const struct r2_path *path);
 

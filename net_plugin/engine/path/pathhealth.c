@@ -30,22 +30,36 @@ const char *r2_path_text(const struct r2_path *path, char *out, size_t cap)
     return out;
 }
 
-void r2_path_journal(const struct r2_path *path, enum r2_seg_event event, uint64_t bytes,
-                     uint64_t duration_ns, const char *cause)
+static struct r2_control_event event_on(const struct r2_path *path, enum r2_seg_event event,
+                                        const char *cause)
 {
-    struct r2_control_event ev = {
+    return (struct r2_control_event){
         .event = event,
         .nic = r2_nic_name(path->lnic),
         .remote_nic = path->peer->rnics[path->rnic].name,
         .peer_host = path->peer->host,
         .peer_pid = path->peer->pid,
         .generation = path->gen,
-        .bytes = bytes,
-        .duration_us = duration_ns / 1000,
         .cause = cause,
     };
+}
 
+void r2_path_journal(const struct r2_path *path, enum r2_seg_event event, uint64_t bytes,
+                     uint64_t duration_ns, const char *cause)
+{
+    struct r2_control_event ev = event_on(path, event, cause);
+
+    ev.bytes = bytes;
+    ev.duration_us = duration_ns / 1000;
     r2_control_journal(r2_eng.ctl, &ev);
+}
+
+bool r2_path_journal_seldom(const struct r2_path *path, enum r2_seg_event event, const char *cause,
+                            struct r2_ratelimit *kind, bool anyway)
+{
+    struct r2_control_event ev = event_on(path, event, cause);
+
+    return r2_control_journal_seldom(r2_eng.ctl, &ev, kind, anyway, r2_peer_now(path->peer));
 }
 
 static enum r2_seg_path_state shown_as(const struct r2_path *path)
@@ -110,29 +124,14 @@ static enum r2_seg_event told_as(enum r2_health_state before, enum r2_health_sta
     return as[state];
 }
 
-/* A process that leaves closes hundreds of paths, and the journal is for what happened before. */
-static bool too_many_closed(uint64_t now, unsigned *untold)
-{
-    static struct r2_ratelimit closed; /* under its own lock: peers have different ones */
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    bool pass;
-
-    pthread_mutex_lock(&lock);
-    pass = r2_ratelimit_pass(&closed, false, now, untold);
-    pthread_mutex_unlock(&lock);
-    return !pass;
-}
-
 static void tell_state(const struct r2_path *path, enum r2_seg_event event, const char *cause)
 {
-    unsigned untold = 0;
-    char text[128];
+    static struct r2_ratelimit closed; /* a process that leaves closes hundreds */
 
-    if (event == R2_EV_NONE ||
-        (event == R2_EV_PATH_CLOSED && too_many_closed(r2_peer_now(path->peer), &untold)))
-        return;
-    snprintf(text, sizeof(text), "%s (and %u paths before, not shown)", cause, untold);
-    r2_path_journal(path, event, 0, 0, untold ? text : cause);
+    if (event == R2_EV_PATH_CLOSED)
+        r2_path_journal_seldom(path, event, cause, &closed, false);
+    else if (event != R2_EV_NONE)
+        r2_path_journal(path, event, 0, 0, cause);
 }
 
 bool r2_path_event(struct r2_path *path, enum r2_health_event event, const char *cause)

@@ -90,7 +90,7 @@ void r2_peer_get(struct r2_peer *p)
     atomic_fetch_add_explicit(&p->refs, 1, memory_order_relaxed);
 }
 
-struct r2_peer **r2_peers_all(uint64_t first)
+struct r2_peer **r2_peers_all(void)
 {
     struct r2_peer **out;
     struct r2_list *n;
@@ -106,7 +106,7 @@ struct r2_peer **r2_peers_all(uint64_t first)
         if (!out)
             break;
         r2_peer_get(p);
-        out[(at++ + count - first % count) % count] = p;
+        out[at++] = p;
     }
     pthread_mutex_unlock(&r2_eng.lock);
     return out;

@@ -23,14 +23,13 @@ void r2_peer_get(struct r2_peer *p);
 #define R2_RECHECK_NS (300 * R2_NS_PER_US)
 /* A look is due at `at`, or earlier. Any thread, no lock. */
 void r2_recheck_by(unsigned long at);
-/* References to all peers, from the `first` on (modulo their number), so that they can be locked
- * without the engine's lock; NULL behind the last. NULL: no memory. */
-struct r2_peer **r2_peers_all(uint64_t first);
+/* References to all peers, so that they can be locked without the engine's lock; NULL behind the
+ * last. NULL: no memory. */
+struct r2_peer **r2_peers_all(void);
 void r2_peers_put(struct r2_peer ***all);
 /* Each of them; the loop may be left at any place. */
-#define R2_FOR_EACH_PEER(p) R2_FOR_EACH_PEER_FROM(p, 0)
-#define R2_FOR_EACH_PEER_FROM(p, first)                                                            \
-    for (struct r2_peer * *p##_all __attribute__((cleanup(r2_peers_put))) = r2_peers_all(first),   \
+#define R2_FOR_EACH_PEER(p)                                                                        \
+    for (struct r2_peer * *p##_all __attribute__((cleanup(r2_peers_put))) = r2_peers_all(),        \
                                    **p##_at = p##_all, *p;                                         \
          p##_at && (p = *p##_at) != NULL; p##_at++)
 /* Lets the peer's task run; the queued task holds a reference. */

@@ -1,8 +1,4 @@
 /* Weights of paths: what makes them up, and when they are counted anew. Under the peer's lock. */
-#include <stdio.h>
-
-#include <errno.h>
-
 #include "engine/sched/sched.h"
 #include "util/ratelimit.h"
 
@@ -63,35 +59,16 @@ void r2_peer_weigh(struct r2_peer *p)
     }
 }
 
-/* On a loaded machine weights change all the time, and the journal is for failures as well: the
- * first word about a path, and of others so many that the ring lasts for days. */
-static void tell_weight(struct r2_path *path, const char *reason)
-{
-    static struct r2_ratelimit told; /* under its own lock: peers have different ones */
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    unsigned untold = 0;
-    char text[128];
-    bool tell;
-
-    pthread_mutex_lock(&lock);
-    tell = r2_ratelimit_pass(&told, !path->shown.weights, r2_peer_now(path->peer), &untold);
-    pthread_mutex_unlock(&lock);
-    if (!tell)
-        return;
-    path->shown.weights++;
-    if (untold)
-        snprintf(text, sizeof(text), "%s (and %u changes before, not shown)", reason, untold);
-    r2_path_journal(path, R2_EV_WEIGHT, 0, 0, untold ? text : reason);
-}
-
 void r2_path_set_grey(struct r2_path *path, unsigned permille, const char *reason)
 {
+    static struct r2_ratelimit weights; /* on a loaded machine they change all the time */
     char text[128];
 
     if (permille > R2_WEIGHT_FULL)
         permille = R2_WEIGHT_FULL;
     r2_grey_note(path, permille);
-    tell_weight(path, reason);
+    path->shown.weighed |= r2_path_journal_seldom(path, R2_EV_WEIGHT, reason, &weights,
+                                                  !path->shown.weighed); /* its first one always */
     R2_INFO("path %s: %u of 1000 of its weight: %s", r2_path_text(path, text, sizeof(text)),
             permille, reason);
     r2_peer_weigh(path->peer);

@@ -11,22 +11,19 @@
 #include "util/random.h"
 #include "util/siphash.h"
 
-/* Small messages into an empty socket buffer: they go whole or the socket is broken. */
-static int put(struct r2_lane *lane, const void *data, size_t len)
+int r2_hello_put(int fd, const void *data, size_t len)
 {
-    ssize_t n = send(lane->io.fd, data, len, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t n = send(fd, data, len, MSG_NOSIGNAL | MSG_DONTWAIT);
 
     if (n == (ssize_t)len)
         return 0;
     return n < 0 ? -errno : -EIO;
 }
 
-/* 1 when `len` bytes are in hs_buf, 0 wait, -errno. */
-static int collect(struct r2_lane *lane, size_t len)
+int r2_hello_collect(int fd, uint8_t *buf, size_t *have, size_t len)
 {
-    while (lane->hs_len < len) {
-        ssize_t n =
-            recv(lane->io.fd, lane->hs_buf + lane->hs_len, len - lane->hs_len, MSG_DONTWAIT);
+    while (*have < len) {
+        ssize_t n = recv(fd, buf + *have, len - *have, MSG_DONTWAIT);
 
         if (n == 0)
             return -ECONNRESET;
@@ -34,10 +31,15 @@ static int collect(struct r2_lane *lane, size_t len)
             continue;
         if (n < 0)
             return errno == EAGAIN ? 0 : -errno;
-        lane->hs_len += (size_t)n;
+        *have += (size_t)n;
     }
-    lane->hs_len = 0;
+    *have = 0;
     return 1;
+}
+
+static int put(struct r2_lane *lane, const void *data, size_t len)
+{
+    return r2_hello_put(lane->io.fd, data, len);
 }
 
 void (*r2_tcp_verbs_taker)(int fd, int nic, const struct r2_tcp_hello *hello);
@@ -319,7 +321,7 @@ int r2_lane_handshake(struct r2_lane *lane)
             if (rc || lane->phase == R2_LANE_CONNECTING)
                 return rc;
         }
-        rc = collect(lane, want[lane->phase]);
+        rc = r2_hello_collect(lane->io.fd, lane->hs_buf, &lane->hs_len, want[lane->phase]);
         if (rc <= 0 && lane->phase == R2_LANE_WAIT_CHALLENGE &&
             r2_hello_foreign(lane->hs_buf, lane->hs_len)) {
             atomic_store(&lane->ep->other_process, true);

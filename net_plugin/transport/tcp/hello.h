@@ -75,6 +75,11 @@ static inline bool r2_hello_foreign(const void *said, size_t len)
 void r2_hello_call_tag(const uint8_t secret[16], const struct r2_tcp_hello *hello,
                        const uint8_t nonce[16], const struct r2_wire_addr *from, uint8_t tag[16]);
 
+/* Small messages into an empty socket buffer: they go whole or the socket is broken. 0, -errno. */
+int r2_hello_put(int fd, const void *data, size_t len);
+/* 1 when `len` bytes are in `buf`, 0 wait, -errno. `have`: those that are there; then 0 again. */
+int r2_hello_collect(int fd, uint8_t *buf, size_t *have, size_t len);
+
 /* Who takes the socket of a proven R2_HELLO_VERBS; NULL: it is refused. Set before listening. The
  * descriptor is non-blocking, watched by nobody, counted by the TCP transport until
  * r2_tcp_close_fd. */

@@ -17,32 +17,14 @@
 #include "util/random.h"
 #include "util/siphash.h"
 
-/* Small messages into an empty socket buffer: they go whole or the socket is broken. */
 static int put(struct r2_ep *ep, const void *data, size_t len)
 {
-    ssize_t n = send(ep->oob.fd, data, len, MSG_NOSIGNAL | MSG_DONTWAIT);
-
-    if (n == (ssize_t)len)
-        return 0;
-    return n < 0 ? -errno : -EIO;
+    return r2_hello_put(ep->oob.fd, data, len);
 }
 
-/* 1 when `len` bytes are in ep->buf, 0 wait, -errno. */
 static int collect(struct r2_ep *ep, size_t len)
 {
-    while (ep->buf_len < len) {
-        ssize_t n = recv(ep->oob.fd, ep->buf + ep->buf_len, len - ep->buf_len, MSG_DONTWAIT);
-
-        if (n == 0)
-            return -ECONNRESET;
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return errno == EAGAIN ? 0 : -errno;
-        ep->buf_len += (size_t)n;
-    }
-    ep->buf_len = 0;
-    return 1;
+    return r2_hello_collect(ep->oob.fd, ep->buf, &ep->buf_len, len);
 }
 
 static int say_hello(struct r2_ep *ep)

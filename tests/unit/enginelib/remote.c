@@ -17,6 +17,23 @@ enum { AT_PROCESS = 8, AT_SECRET = 24, AT_LISTEN = 40, AT_COOKIE = 48 };
 
 static struct r2_ctx *ctx;
 
+/* Remote processes, and what they have said last of their NICs. */
+static struct known {
+    uint8_t id[16];
+    int number, nics;
+    uint32_t info;
+    struct r2_info_nic said[R2_MAX_NICS];
+} known[200];
+
+static struct known *known_of(const uint8_t id[16])
+{
+    struct known *k = known;
+
+    while (memcmp(k->id, id, 16) != 0)
+        k++;
+    return k;
+}
+
 const char *const remote_outlives[] = {"R2CCL_HEARTBEAT",
                                        "25ms",
                                        "heartbeat_idle",
@@ -91,6 +108,10 @@ void remote_new(struct remote *r, bool out, int nics)
     if (r2_random_bytes(r->id, 16) || r2_random_bytes(secret, 16) ||
         r2_engine_listen(ctx, 0, r->handle, &r->listen))
         abort();
+    known[r->number] = (struct known){.number = r->number, .nics = nics};
+    memcpy(known[r->number].id, r->id, 16);
+    for (int i = 0; i < nics; i++)
+        known[r->number].said[i].word = R2_NIC_USABLE;
     memcpy(&r->listen_id, r->handle + AT_LISTEN, 8);
     r->conn_id = out ? 0 : 77;
     if (!out)
@@ -109,26 +130,42 @@ struct r2_wire_addr remote_addr(const struct remote *r, int nic)
     return a;
 }
 
-static void say_info(struct remote *r, struct r2_ep *ep)
+static void put_nic(struct r2_info_nic *n, const struct r2_info_nic *said)
 {
-    struct {
-        struct r2_msg_info m;
-        struct r2_info_nic nics[R2_MAX_NICS];
-    } info;
+    n->word = said->word;
+    n->less = said->less;
+    n->forgiven = said->forgiven;
+}
 
-    memset(&info, 0, sizeof(info));
-    info.m.pid = 4242;
-    info.m.nics = (uint32_t)r->nics;
-    snprintf(info.m.host, sizeof(info.m.host), "remote%d", r->number);
+void remote_info(const struct remote *r, struct remote_info *info)
+{
+    const struct known *k = known_of(r->id);
+
+    memset(info, 0, sizeof(*info));
+    info->m.pid = 4242;
+    info->m.nics = (uint32_t)r->nics;
+    info->m.number = k->info;
+    snprintf(info->m.host, sizeof(info->m.host), "remote%d", r->number);
     for (int i = 0; i < r->nics; i++) {
-        struct r2_info_nic *n = &info.nics[i];
+        struct r2_info_nic *n = &info->nics[i];
 
         snprintf(n->name, sizeof(n->name), "rnic%d", i);
-        n->word = R2_NIC_USABLE;
-        n->speed_mbps = 100000;
         n->addr = remote_addr(r, i);
+        put_nic(n, &k->said[i]);
     }
-    fake_ctrl(ep, R2_F_INFO, &info, sizeof(info.m) + (size_t)r->nics * sizeof(info.nics[0]));
+}
+
+int remote_say_info(struct r2_ep *ep, const struct remote_info *info)
+{
+    return fake_ctrl(ep, R2_F_INFO, info, sizeof(info->m) + info->m.nics * sizeof(info->nics[0]));
+}
+
+static void say_info(struct remote *r, struct r2_ep *ep)
+{
+    struct remote_info info;
+
+    remote_info(r, &info);
+    remote_say_info(ep, &info);
 }
 
 /* The remote process is the receiver: test chunks arrive, and it says so. */
@@ -334,7 +371,7 @@ int remote_eager(struct r2_ep *ep, struct remote *r, uint64_t seq, const void *d
     struct {
         struct r2_msg_eager m;
         uint8_t data[8192];
-    } a = {.m = {.conn = r->conn_id, .seq = seq, .size = size, .gen = ep->params.gen}};
+    } a = {.m = {.conn = r->conn_id, .seq = seq, .size = size}};
 
     memcpy(a.data, data, size);
     return fake_ctrl(ep, R2_F_EAGER, &a, sizeof(a.m) + size);
@@ -348,19 +385,34 @@ int remote_close(struct r2_ep *ep, struct remote *r, uint64_t cumulative)
     return fake_ctrl(ep, R2_F_CLOSE, &m, sizeof(m));
 }
 
-int remote_nic(struct r2_ep *ep, int nic, bool usable, uint32_t epoch)
+int remote_nic(struct r2_ep *ep, int nic, bool usable, uint32_t number)
 {
-    return remote_word(ep, nic, usable ? R2_NIC_USABLE : R2_NIC_DOWN, 1000, epoch);
+    return remote_word(ep, nic, usable ? R2_NIC_USABLE : R2_NIC_DOWN, 1000, number);
 }
 
-int remote_word(struct r2_ep *ep, int nic, enum r2_nic_word word, unsigned weight, uint32_t epoch)
+int remote_word_of(struct r2_ep *ep, int nic, const struct r2_info_nic *said, uint32_t number)
 {
-    struct r2_msg_nic m = {.nic = (uint8_t)nic,
-                           .word = (uint8_t)word,
-                           .less = (uint16_t)(1000 - weight),
-                           .epoch = epoch};
+    struct known *k = known_of(ep->params.remote_process);
+    struct remote r = {.number = k->number, .nics = k->nics};
+    struct remote_info info;
 
-    return fake_ctrl(ep, R2_F_NIC, &m, sizeof(m));
+    memcpy(r.id, k->id, 16);
+    if (number >= k->info) {
+        put_nic(&k->said[nic], said);
+        k->info = number;
+    }
+    remote_info(&r, &info);
+    info.m.number = number;
+    info.m.nics = (uint32_t)(nic < r.nics ? r.nics : nic + 1);
+    put_nic(&info.nics[nic], said);
+    return remote_say_info(ep, &info);
+}
+
+int remote_word(struct r2_ep *ep, int nic, enum r2_nic_word word, unsigned weight, uint32_t number)
+{
+    struct r2_info_nic said = {.word = (uint8_t)word, .less = (uint16_t)(1000 - weight)};
+
+    return remote_word_of(ep, nic, &said, number);
 }
 
 static struct {

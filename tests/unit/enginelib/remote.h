@@ -60,8 +60,16 @@ int remote_ack(struct r2_ep *ep, struct remote *r, uint64_t cumulative);
 int remote_ack_range(struct r2_ep *ep, struct remote *r, uint64_t seq, uint64_t off, uint64_t len);
 int remote_eager(struct r2_ep *ep, struct remote *r, uint64_t seq, const void *data, uint32_t size);
 int remote_close(struct r2_ep *ep, struct remote *r, uint64_t cumulative);
-int remote_nic(struct r2_ep *ep, int nic, bool usable, uint32_t epoch);
-int remote_word(struct r2_ep *ep, int nic, enum r2_nic_word word, unsigned weight, uint32_t epoch);
+/* An INFO, as it would be now; and one that says how one of the NICs is from now on. */
+struct remote_info {
+    struct r2_msg_info m;
+    struct r2_info_nic nics[R2_MAX_NICS];
+} __attribute__((packed));
+void remote_info(const struct remote *r, struct remote_info *info);
+int remote_say_info(struct r2_ep *ep, const struct remote_info *info);
+int remote_nic(struct r2_ep *ep, int nic, bool usable, uint32_t number);
+int remote_word(struct r2_ep *ep, int nic, enum r2_nic_word word, unsigned weight, uint32_t number);
+int remote_word_of(struct r2_ep *ep, int nic, const struct r2_info_nic *said, uint32_t number);
 /* Calls f(nic) on I/O thread 0, as commands of operators are, and waits until it has returned.
  * False: not within 20 s. One at a time. */
 bool remote_command(void (*f)(int nic), int nic);
