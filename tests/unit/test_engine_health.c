@@ -159,17 +159,6 @@ TEST(drained_by_the_peer)
     remote_end(&r);
 }
 
-/* Older word than the last, and words that do not exist, change nothing to the worse. */
-TEST(words_have_an_order)
-{
-    begin(true);
-    CHECK_EQ(remote_word(ep[1], 0, R2_NIC_USABLE, 1000, 9), 0);
-    CHECK_EQ(remote_word(ep[1], 0, R2_NIC_DRAINED, 1000, 8), 0);
-    CHECK_EQ(health_of(0), R2_HEALTH_HEALTHY);
-    CHECK(remote_up(&r, 0));
-    remote_end(&r);
-}
-
 /* FAILED: not used, but probed; DOWN: not even tried while another path is up. */
 TEST(failed_is_probed)
 {
@@ -289,39 +278,6 @@ TEST(answers_tests)
     m.bytes = UINT32_MAX;
     CHECK_EQ(fake_ctrl(back, R2_F_TEST, &m, sizeof(m)), -EPROTO);
     remote_end(&r);
-}
-
-/* Word about a NIC is lost with the path that it was said on: it is said again on the next one, and
- * the peer's own, which crosses it, is repeated too, and changes nothing the second time. */
-TEST(said_again)
-{
-    struct r2_msg_nic m;
-    struct r2_ep *next;
-
-    begin(true);
-    post(MSG);
-    remote_forget(ep[1]);
-    CHECK(remote_command(remote_drain, 0));
-    CHECK_EQ(remote_word(ep[1], 0, R2_NIC_DRAINED, 1000, 5), 0); /* they cross */
-    CHECK_EQ(health_of(0), R2_HEALTH_DRAINED);
-    fake_fail(ep[1], ECONNRESET, false); /* nobody has read what was said there */
-    next = remote_path(&r, 1, ep[1]->params.gen);
-    CHECK(next);
-    do
-        CHECK_GE(remote_hear(next, R2_F_NIC, &m, sizeof(m)), 0);
-    while (m.nic != 0);
-    CHECK_EQ(m.word, R2_NIC_DRAINED);
-    CHECK_EQ(remote_word(next, 0, R2_NIC_DRAINED, 1000, 5), 0);
-    CHECK_EQ(health_of(0), R2_HEALTH_DRAINED);
-    CHECK(remote_command(remote_undrain, 0));
-    do
-        CHECK_GE(remote_hear(next, R2_F_NIC, &m, sizeof(m)), 0);
-    while (m.nic != 0 || m.word != R2_NIC_USABLE);
-    CHECK_EQ(health_of(0), R2_HEALTH_DRAINED); /* the peer's half of it stands */
-    CHECK_EQ(remote_word(next, 0, R2_NIC_USABLE, 1000, 6), 0);
-    CHECK_EQ(health_of(0), R2_HEALTH_RAMPING); /* its path was up all the time */
-    remote_end(&r);
-    CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
 }
 
 /* A bulk lane that takes nothing is not proven, and neither is the path. */

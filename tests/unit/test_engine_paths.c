@@ -105,28 +105,6 @@ TEST(late_observer)
     remote_end(&r);
 }
 
-TEST(nic_word)
-{
-    struct r2_ep *a2;
-
-    begin(true, 2);
-    post();
-    CHECK_EQ(remote_nic(b, 0, false, 5), 0);
-    CHECK(remote_wait_flag(&a->is_shut));
-    fake_pass_ms(100);
-    CHECK_EQ(remote_state(&r, 0), R2_PATH_WAIT); /* no attempt while the peer says it is down */
-    CHECK_EQ(remote_nic(b, 0, true, 4), 0);      /* older word: not believed */
-    fake_pass_ms(100);
-    CHECK_EQ(remote_state(&r, 0), R2_PATH_WAIT);
-    CHECK_EQ(remote_nic(b, 0, true, 6), 0);
-    a2 = remote_path(&r, 0, a->params.gen);
-    CHECK(a2);
-    CHECK(remote_up(&r, 0));
-    CHECK_EQ(remote_nic(b, R2_MAX_NICS, true, 6), -EPROTO);
-    CHECK_EQ(remote_nic(b, R2_MAX_NICS - 1, true, 6), 0); /* never heard of */
-    remote_end(&r);
-}
-
 static int tell_places(struct r2_ep *ep, uint8_t last_byte, uint32_t epoch)
 {
     struct {
@@ -170,75 +148,6 @@ TEST(nic_moved)
     fake_pass_ms(50);
     CHECK(remote_up(&r, 0));
     CHECK(!atomic_load(&a2->is_shut));
-    remote_end(&r);
-}
-
-TEST(refusal_ends)
-{
-    struct r2_req *req;
-    struct r2_ep *again;
-
-    begin(true, 1); /* the process was reached here before, and its host refuses now */
-    req = post();
-    fake_fail(a, ECONNRESET, false);
-    again = fake_find(r.id, 0, 0, a->params.gen);
-    CHECK(again);
-    fake_policy(r.id, -ECONNREFUSED); /* and goes on to */
-    fake_fail(again, ECONNREFUSED, true);
-    CHECK_EQ(remote_test(req, REMOTE_WAIT_MS, NULL), -ECONNRESET);
-    remote_end(&r);
-}
-
-TEST(refusal_while_a_path_lives)
-{
-    struct r2_req *req;
-    struct r2_ep *again;
-
-    begin(true, 2);
-    req = post();
-    fake_fail(a, ECONNRESET, false);
-    again = fake_find(r.id, 0, 0, a->params.gen);
-    CHECK(again);
-    fake_fail(again, ECONNREFUSED, true);
-    CHECK_EQ(remote_test(req, 200, NULL), 0);
-    remote_end(&r);
-}
-
-/* A NIC over which the process never was reached refuses: that says nothing about the process. */
-TEST(refusal_elsewhere)
-{
-    struct r2_req *req;
-    struct r2_ep *other;
-
-    begin(true, 1);
-    req = post();
-    other = fake_find(r.id, 1, 1, 0);
-    CHECK(other);
-    fake_fail(a, ECONNRESET, false);
-    fake_fail(other, ECONNREFUSED, true);
-    CHECK_EQ(remote_test(req, 200, NULL), 0);
-    remote_end(&r);
-}
-
-/* The accepting side asks whether the process still exists; probes that are refused end it. */
-TEST(probe)
-{
-    struct r2_req *req;
-    struct r2_ep *probe = NULL;
-
-    begin(false, 1);
-    req = post();
-    fake_fail(a, ECONNRESET, false);
-    for (int i = 0; i < REMOTE_WAIT_MS && !(probe = fake_probe(r.id)); i++)
-        fake_pass_ms(1);
-    CHECK(probe);
-    CHECK_EQ(remote_test(req, 20, NULL), 0);
-    fake_fail(probe, EALREADY, false); /* its process answered */
-    CHECK_EQ(remote_test(req, 100, NULL), 0);
-    FAKE_AWAIT(REMOTE_WAIT_MS, fake_probe(r.id) != probe);
-    fake_policy(r.id, -ECONNREFUSED);
-    fake_fail(fake_probe(r.id), ECONNREFUSED, true);
-    CHECK_EQ(remote_test(req, REMOTE_WAIT_MS, NULL), -ECONNRESET);
     remote_end(&r);
 }
 
