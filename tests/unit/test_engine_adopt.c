@@ -280,23 +280,13 @@ static void unlink_node(void)
 
 int main(int argc, char **argv)
 {
-    const char *env[] = {"R2CCL_NO_PATH_TIMEOUT",
-                         "20s",
-                         "R2CCL_HEARTBEAT",
-                         "10s",
-                         "heartbeat_idle",
-                         "10s",
-                         "R2CCL_DAMP",
-                         "0",
-                         "R2CCL_LOG",
-                         "none",
-                         "R2CCL_SHM",
-                         "1",
-                         "R2CCL_NODE_NAME",
-                         host,
-                         NULL};
+    char env[256];
 
     snprintf(host, sizeof(host), "test-adopt-%d", (int)getpid());
+    snprintf(env, sizeof(env),
+             "R2CCL_NO_PATH_TIMEOUT=20s R2CCL_HEARTBEAT=10s heartbeat_idle=10s R2CCL_DAMP=0 "
+             "R2CCL_LOG=none R2CCL_SHM=1 R2CCL_NODE_NAME=%s",
+             host);
     start_other();
     remote_engine(NICS, env);
     if (!r2_locate_seg) {

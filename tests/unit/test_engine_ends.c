@@ -507,9 +507,6 @@ TEST(ack_of_the_dead)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_CHUNK",           "32K", "R2CCL_RAMP", "0",
-                                      "R2CCL_NO_PATH_TIMEOUT", "4s",  NULL};
-
-    remote_engine(2, env);
+    remote_engine(2, "R2CCL_CHUNK=32K R2CCL_RAMP=0 R2CCL_NO_PATH_TIMEOUT=4s");
     return check_main(argc, argv);
 }

@@ -337,9 +337,6 @@ TEST(generations_grow)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {
-        "R2CCL_HEARTBEAT", "25", "heartbeat_idle", "25", "R2CCL_NO_PATH_TIMEOUT", "2s", NULL};
-
-    remote_engine(2, env);
+    remote_engine(2, "R2CCL_HEARTBEAT=25 heartbeat_idle=25 R2CCL_NO_PATH_TIMEOUT=2s");
     return check_main(argc, argv);
 }
