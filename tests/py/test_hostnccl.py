@@ -476,5 +476,4 @@ def test_plugin_under_threads(build: Build) -> None:
     program = build.path / "tests" / "unit" / "test_hostnccl"
     if not program.is_file():
         missing("build", f"{program}: not there; run `make native`")
-    env = plugin_env(build, HOSTNCCL_TEST_PLUGIN=str(build.plugin))
-    run_process([program, "-t", "60"], env=env, timeout=180)
+    run_process([program, "-t", "60"], env=plugin_env(build), timeout=180)

@@ -2,7 +2,7 @@
 on paths that are dying. Every value stays right, both sides agree in the end, and all comes back.
 
 Rung 4: real link events, r2ccl_perf on the stand-in for NCCL. Words lost and repeated one by one:
-rung 2 (`engine_health` said_again, `engine_paths` nic_word).
+rung 2 (`engine_nicnews`, `engine_locate` words_reordered).
 """
 
 from __future__ import annotations

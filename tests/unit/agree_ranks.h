@@ -64,6 +64,15 @@ static void run_processes(int n, void (*run)(void))
     munmap(sh, sizeof(*sh));
 }
 
+/* A test of `n` processes: the body of each follows. */
+#define PROCESSES(name, n)                                                                         \
+    static void each_of_##name(void);                                                              \
+    TEST(name)                                                                                     \
+    {                                                                                              \
+        run_processes(n, each_of_##name);                                                          \
+    }                                                                                              \
+    static void each_of_##name(void)
+
 static void get_id(uint8_t id[R2_AGREE_ID])
 {
     if (me == 0) {

@@ -112,25 +112,9 @@ static inline bool wait_nic(int nic, enum r2_seg_nic_state want)
 
 static inline int bed_main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_HEARTBEAT",
-                                      "50",
-                                      "heartbeat_idle",
-                                      "50",
-                                      "heartbeat_misses",
-                                      "50",
-                                      "R2CCL_RAMP",
-                                      "600ms",
-                                      "damp_suppress",
-                                      "2100",
-                                      "R2CCL_DAMP",
-                                      "10s",
-                                      "R2CCL_LOCATE",
-                                      "0",
-                                      "R2CCL_GREY",
-                                      "0",
-                                      NULL};
-
-    remote_engine(2, env);
+    remote_engine(2, "R2CCL_HEARTBEAT=50 heartbeat_idle=50 heartbeat_misses=50 "
+                     "R2CCL_RAMP=600ms damp_suppress=2100 R2CCL_DAMP=10s R2CCL_LOCATE=0 "
+                     "R2CCL_GREY=0");
     return check_main(argc, argv);
 }
 

@@ -43,7 +43,6 @@ static struct {
     int links, tables;            /* questions that were put */
     int losses, events;           /* of events: to be told */
     bool event_up;
-    int between; /* a question's number: see come_between */
 } kernel = {.lock = PTHREAD_MUTEX_INITIALIZER, .go = PTHREAD_COND_INITIALIZER, .up = true};
 static _Thread_local bool asks, asks_table, up_then;
 static bool no_thread; /* for questions */
@@ -123,42 +122,6 @@ static ssize_t event(void *buf)
     return sizeof(m);
 }
 
-/* Until the question with that number has been put; of those that are held, the last one. */
-static bool is_put(int number, bool held)
-{
-    bool put = false;
-
-    WHILE_MS (2000, !put) {
-        pthread_mutex_lock(&kernel.lock);
-        put = kernel.links >= number && (!held || kernel.inside);
-        pthread_mutex_unlock(&kernel.lock);
-    }
-    return put;
-}
-
-/* All events have been read: another one comes, and an answer that is newer, of the question with
- * that number. Both are there when this returns: the next question has been put. On I/O thread 0.
- */
-static void come_between(void)
-{
-    static int spare = R2_MAX_NICS - 1; /* no such NIC: nobody takes its answer */
-    int which;
-
-    pthread_mutex_lock(&kernel.lock);
-    which = kernel.between;
-    pthread_mutex_unlock(&kernel.lock);
-    if (!which || !is_put(which, true))
-        return;
-    pthread_mutex_lock(&kernel.lock);
-    kernel.between = 0;
-    kernel.events = 1;
-    kernel.hold_links = false;
-    pthread_cond_broadcast(&kernel.go);
-    pthread_mutex_unlock(&kernel.lock);
-    r2_nicask_put(spare--, LO, 0);
-    is_put(which + 1, false);
-}
-
 ssize_t recvfrom(int fd, void *buf, size_t len, int flags, struct sockaddr *from,
                  socklen_t *fromlen)
 {
@@ -176,12 +139,7 @@ ssize_t recvfrom(int fd, void *buf, size_t len, int flags, struct sockaddr *from
         n = event(buf);
     }
     pthread_mutex_unlock(&kernel.lock);
-    n = n ? n : syscall(SYS_recvfrom, fd, buf, len, flags, from, fromlen);
-    if (n < 0 && errno == EAGAIN) {
-        come_between();
-        errno = EAGAIN;
-    }
-    return n;
+    return n ? n : syscall(SYS_recvfrom, fd, buf, len, flags, from, fromlen);
 }
 
 /* In the place of topology/again.c: no table has the addresses of these NICs. */

@@ -39,7 +39,7 @@ static void on_invited(void *user)
     atomic_fetch_add(&invitations, 1);
 }
 
-static void one(void)
+PROCESSES(all_get_all_offers, 4)
 {
     uint8_t id[R2_AGREE_ID], data[R2_AGREE_OFFER];
     struct r2_agree *a;
@@ -67,7 +67,7 @@ static void one(void)
 }
 
 /* The leader alone knows that there is to be an exchange. */
-static void one_invited(void)
+PROCESSES(the_leader_invites, 3)
 {
     uint8_t id[R2_AGREE_ID], data[R2_AGREE_OFFER];
     struct r2_agree *a;
@@ -138,14 +138,14 @@ static void one_dies(void)
     leave(a, processes - 1);
 }
 
-static void last_dies(void)
+PROCESSES(a_rank_dies_before_it_offers, 4)
 {
     atomic_store(&sh->stuck, processes - 1);
     one_dies();
 }
 
 /* One that is stopped for several seconds is awaited, and so is one that nothing reaches. */
-static void one_stops(void)
+PROCESSES(a_stopped_rank_is_awaited, 3)
 {
     struct r2_agree *a = meet_and_hear();
 
@@ -161,7 +161,7 @@ static void one_stops(void)
     leave(a, processes);
 }
 
-static void one_loses_power(void)
+PROCESSES(a_rank_without_power_is_awaited, 3)
 {
     struct r2_agree *a = meet_and_hear();
 
@@ -177,7 +177,7 @@ static void one_loses_power(void)
 
 /* A process that ends while nobody awaits its offer is not said to be gone: a rank, then the
  * leader. */
-static void some_end_when_invited(void)
+PROCESSES(nobody_is_gone_where_the_leader_has_invited, 3)
 {
     struct r2_agree *a;
 
@@ -196,42 +196,7 @@ static void some_end_when_invited(void)
         r2_agree_destroy(a);
 }
 
-TEST(a_rank_dies_before_it_offers)
-{
-    run_processes(4, last_dies);
-}
-
 TEST(the_leader_dies_before_it_offers)
 {
     run_processes(3, one_dies);
-}
-
-TEST(a_stopped_rank_is_awaited)
-{
-    run_processes(3, one_stops);
-}
-
-TEST(a_rank_without_power_is_awaited)
-{
-    run_processes(3, one_loses_power);
-}
-
-TEST(nobody_is_gone_where_the_leader_has_invited)
-{
-    run_processes(3, some_end_when_invited);
-}
-
-TEST(all_get_all_offers)
-{
-    run_processes(4, one);
-}
-
-TEST(two_ranks)
-{
-    run_processes(2, one);
-}
-
-TEST(the_leader_invites)
-{
-    run_processes(3, one_invited);
 }

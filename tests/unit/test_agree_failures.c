@@ -101,34 +101,19 @@ static void leader_dies(int end)
     AWAIT(atomic_load(&sh->switched) == 2);
 }
 
-static void refusal_settles(void)
+PROCESSES(dead_leader_refusal, 3)
 {
     leader_dies(SETTLED_BY_REFUSAL);
 }
 
-static void nobody_knows(void)
+PROCESSES(dead_leader_timeout, 3)
 {
     leader_dies(TIMED_OUT);
 }
 
-static void abort_wakes(void)
+PROCESSES(abort_wakes, 3)
 {
     leader_dies(ABORTED);
-}
-
-TEST(dead_leader_refusal)
-{
-    run_processes(3, refusal_settles);
-}
-
-TEST(dead_leader_timeout)
-{
-    run_processes(3, nobody_knows);
-}
-
-TEST(abort_wakes)
-{
-    run_processes(3, abort_wakes);
 }
 
 /* --- outsiders ---------------------------------------------------------------------------- */
@@ -206,7 +191,7 @@ static int accept_slowly(void *user, uint64_t epoch, const void *plan, size_t le
     return on_accept(user, epoch, plan, len, object);
 }
 
-static void under_attack(void)
+PROCESSES(attack, 3)
 {
     struct r2_agree *a;
     uint8_t id[R2_AGREE_ID];
@@ -235,11 +220,6 @@ static void under_attack(void)
     AWAIT(atomic_load(&sh->stuck) == 2);
     CHECK_EQ(atomic_load(&sh->step), 1); /* nobody took the outsider's refusal for rank 1's */
     r2_agree_destroy(a);
-}
-
-TEST(attack)
-{
-    run_processes(3, under_attack);
 }
 
 /* Who connects is told the process's name, and may call itself by it: that it goes away again is
@@ -276,7 +256,7 @@ static void pose(const uint8_t id[R2_AGREE_ID])
     close(fd);
 }
 
-static void posed_for(void)
+PROCESSES(pose, 2)
 {
     struct r2_agree *all[2] = {NULL};
     struct r2_agree_stats stats;
@@ -308,11 +288,6 @@ static void posed_for(void)
     r2_agree_destroy(all[1]);
 }
 
-TEST(pose)
-{
-    run_processes(2, posed_for);
-}
-
 /* More of them than the process that made the id may hold connections for, who say nothing: they
  * keep no rank out. */
 enum { CROWD = 200, CROWD_FILES = 256 };
@@ -339,7 +314,7 @@ static void crowd(const uint8_t id[R2_AGREE_ID])
     }
 }
 
-static void crowded(void)
+PROCESSES(crowd, 3)
 {
     struct rlimit few;
     uint64_t epoch, begin;
@@ -370,11 +345,6 @@ static void crowded(void)
     atomic_fetch_add(&sh->ready, 1);
     AWAIT(atomic_load(&sh->stuck) == 2);
     r2_agree_destroy(a);
-}
-
-TEST(crowd)
-{
-    run_processes(3, crowded);
 }
 
 /* --- fork --------------------------------------------------------------------------------- */
@@ -422,7 +392,7 @@ static void child_is_inert(struct r2_agree *a)
     CHECK_EQ(status, 0);
 }
 
-static void fork_in_the_middle(void)
+PROCESSES(fork, 2)
 {
     struct r2_agree *a;
     uint8_t id[R2_AGREE_ID];
@@ -442,15 +412,10 @@ static void fork_in_the_middle(void)
     r2_agree_destroy(a);
 }
 
-TEST(fork)
-{
-    run_processes(2, fork_in_the_middle);
-}
-
 /* Another thread makes and closes descriptors all the time, for who knocks. No child has one that
  * it does not know of, which would keep a connection open that its peer takes for ended with the
  * process; and those that it has for a moment bring no events of what is closed here. */
-static void fork_at_the_door(void)
+PROCESSES(fork_at_the_door, 2)
 {
     struct r2_agree_tail tail;
     struct r2_agree *a;
@@ -484,11 +449,6 @@ static void fork_at_the_door(void)
     atomic_store(&sh->stuck, 1);
     AWAIT(atomic_load(&sh->stuck) == 2); /* it has a door to knock at as long as it does */
     r2_agree_destroy(a);
-}
-
-TEST(fork_at_the_door)
-{
-    run_processes(2, fork_at_the_door);
 }
 
 int main(int argc, char **argv)

@@ -69,23 +69,23 @@ static void nobody_is_left(int last)
     r2_agree_destroy(a);
 }
 
-static void leader_is_left(void)
+PROCESSES(leader_is_left, 2)
 {
     nobody_is_left(0);
 }
 
-static void other_is_left(void)
+PROCESSES(other_is_left, 2)
 {
     nobody_is_left(1);
 }
 
-static void last_is_left(void)
+PROCESSES(last_is_left, 4)
 {
     nobody_is_left(processes - 1);
 }
 
 /* One that a connection cannot be made to at once may still be there. */
-static void one_may_be_left(void)
+PROCESSES(one_may_be_left, 3)
 {
     struct r2_agree *a = meet();
     uint64_t begun;
@@ -107,17 +107,6 @@ static void one_may_be_left(void)
     atomic_store(&sh->switched, 1);
     _exit(0);
 }
-
-#define CASE(name, n)                                                                              \
-    TEST(name)                                                                                     \
-    {                                                                                              \
-        run_processes(n, name);                                                                    \
-    }
-
-CASE(leader_is_left, 2)
-CASE(other_is_left, 2)
-CASE(last_is_left, 4)
-CASE(one_may_be_left, 3)
 
 int main(int argc, char **argv)
 {

@@ -11,7 +11,7 @@
 
 /* --- it works ----------------------------------------------------------------------------- */
 
-static void two_ranks_per_process(void)
+PROCESSES(change, 3)
 {
     struct r2_agree *members[2];
     uint8_t id[R2_AGREE_ID];
@@ -45,12 +45,7 @@ static void two_ranks_per_process(void)
     r2_agree_destroy(members[1]);
 }
 
-TEST(change)
-{
-    run_processes(3, two_ranks_per_process);
-}
-
-static void objects_come_back(void)
+PROCESSES(objects, 2)
 {
     struct r2_agree *a;
     uint8_t id[R2_AGREE_ID];
@@ -72,11 +67,6 @@ static void objects_come_back(void)
     }
 }
 
-TEST(objects)
-{
-    run_processes(2, objects_come_back);
-}
-
 static int accept_large(void *user, uint64_t epoch, const void *plan, size_t len, void **object)
 {
     const uint8_t *p = plan;
@@ -88,7 +78,7 @@ static int accept_large(void *user, uint64_t epoch, const void *plan, size_t len
 
 /* The leader is not where the ranks met, so that a plan is the first thing that it says to them;
  * and nobody comes near the index, so that nobody asks. */
-static void large_plan(void)
+PROCESSES(large_plan, 4)
 {
     static uint8_t plan[100000];
     struct r2_agree *a;
@@ -110,11 +100,6 @@ static void large_plan(void)
     CHECK_EQ(atomic_load(&sh->decided_well), 1);
     change(&a, 1, 0, 1);
     r2_agree_destroy(a);
-}
-
-TEST(large_plan)
-{
-    run_processes(4, large_plan);
 }
 
 static void hear(struct r2_agree *a, char process, enum r2_agree_kind kind, uint32_t from,
@@ -142,7 +127,7 @@ static void hear_report(struct r2_agree *a, char process, uint32_t from, uint64_
 /* A rank that has the roster before the leader has it reports at once, and only once. Rank 0, of
  * process A; B is rank 1, C rank 2 and X to Z neither, whatever they say before or after it. No
  * thread of ours runs yet. */
-static void report_before_the_roster(void)
+PROCESSES(early_report, 1)
 {
     struct r2_agree_hello processes3[3] = {{.process = {0}}};
     struct r2_agree_seat seats[3];
@@ -181,13 +166,8 @@ static void report_before_the_roster(void)
     r2_agree_destroy(a);
 }
 
-TEST(early_report)
-{
-    run_processes(1, report_before_the_roster);
-}
-
 /* Two halves of a split, and one rank that is in neither. */
-static void split(void)
+PROCESSES(split, 5)
 {
     struct r2_agree *parent, *child;
     uint8_t id[R2_AGREE_ID];
@@ -215,14 +195,9 @@ static void split(void)
     r2_agree_destroy(child);
 }
 
-TEST(split)
-{
-    run_processes(5, split);
-}
-
 /* Out of descriptors: who waits to be accepted does not keep the thread busy, and comes in later.
  */
-static void no_descriptors(void)
+PROCESSES(no_descriptors, 2)
 {
     struct rlimit was, none;
     struct timespec before, after;
@@ -257,11 +232,6 @@ static void no_descriptors(void)
     atomic_fetch_add(&sh->switched, 1);
     AWAIT(atomic_load(&sh->switched) == processes);
     r2_agree_destroy(a);
-}
-
-TEST(no_descriptors)
-{
-    run_processes(2, no_descriptors);
 }
 
 /* --- it is off ---------------------------------------------------------------------------- */
@@ -318,7 +288,7 @@ static void wait_for_answers(uint64_t ns)
 }
 
 /* Rank 0, whose process made the id, ends before it has registered. */
-static void maker_ends(void)
+PROCESSES(maker_ends, 3)
 {
     struct r2_agree *a;
     uint8_t id[R2_AGREE_ID];
@@ -338,11 +308,6 @@ static void maker_ends(void)
     r2_agree_destroy(a);
 }
 
-TEST(maker_ends)
-{
-    run_processes(3, maker_ends);
-}
-
 TEST(missing_rank)
 {
     wait_for_answers(300 * R2_NS_PER_MS);
@@ -359,7 +324,7 @@ TEST(who_comes_after_the_word)
 
 /* The last process is rank 2 once more: one that was started again knows the id, and is no member.
  * What it says about rank 2 changes nothing for those who have met. */
-static void started_again(void)
+PROCESSES(started_again, 4)
 {
     int ranks = processes - 1;
     bool again = me == ranks;
@@ -391,12 +356,7 @@ static void started_again(void)
     r2_agree_destroy(a);
 }
 
-TEST(started_again)
-{
-    run_processes(4, started_again);
-}
-
-static void other_settings(void)
+PROCESSES(other_settings, 3)
 {
     struct r2_agree_config config;
     struct r2_agree *a;
@@ -415,14 +375,9 @@ static void other_settings(void)
     r2_agree_destroy(a);
 }
 
-TEST(other_settings)
-{
-    run_processes(3, other_settings);
-}
-
 /* The last process is rank 2 once more, of a communicator that has no plan changes: it hears why.
  */
-static void started_again_when_off(void)
+PROCESSES(started_again_when_off, 4)
 {
     int ranks = processes - 1;
     bool again = me == ranks;
@@ -447,12 +402,7 @@ static void started_again_when_off(void)
     r2_agree_destroy(a);
 }
 
-TEST(started_again_when_off)
-{
-    run_processes(4, started_again_when_off);
-}
-
-static void unsigned_id(void)
+PROCESSES(unsigned_id, 1)
 {
     uint8_t id[R2_AGREE_ID] = {1, 2, 3};
     struct r2_agree_stats stats;
@@ -475,7 +425,7 @@ static void unsigned_id(void)
 }
 
 /* Signed by a build that speaks otherwise. */
-static void id_of_another_version(void)
+PROCESSES(id_of_another_version, 2)
 {
     struct r2_agree_stats stats;
     uint8_t id[R2_AGREE_ID], *tail = id + R2_AGREE_ID - R2_AGREE_TAIL;
@@ -495,17 +445,7 @@ static void id_of_another_version(void)
     r2_agree_destroy(a);
 }
 
-TEST(unsigned_id)
-{
-    run_processes(1, unsigned_id);
-}
-
-TEST(id_of_another_version)
-{
-    run_processes(2, id_of_another_version);
-}
-
-static void one_refuses(void)
+PROCESSES(refusal, 3)
 {
     struct r2_agree *a;
     uint8_t id[R2_AGREE_ID];
@@ -527,11 +467,6 @@ static void one_refuses(void)
     AWAIT(me != 0 || r2_agree_propose(a, "a pla", 5) == 0);
     change(&a, 1, 0, 2);
     r2_agree_destroy(a);
-}
-
-TEST(refusal)
-{
-    run_processes(3, one_refuses);
 }
 
 int main(int argc, char **argv)

@@ -73,7 +73,7 @@ static void tell(struct r2_agree *a, uint32_t error)
     AWAIT(r2_agree_tell(a, error) == 0);
 }
 
-static void one_tells(void)
+PROCESSES(one_tells, 5)
 {
     struct r2_agree *a = meet_and_hear();
 
@@ -86,7 +86,7 @@ static void one_tells(void)
     CHECK_EQ(atomic_load(&heard), 0);
 }
 
-static void leader_tells(void)
+PROCESSES(leader_tells, 5)
 {
     struct r2_agree *a = meet_and_hear();
     uint64_t before = sent_by(a);
@@ -100,7 +100,7 @@ static void leader_tells(void)
 }
 
 /* The word is with the kernel when tell returns: the leader passes it on. */
-static void teller_ends(void)
+PROCESSES(teller_ends, 5)
 {
     struct r2_agree *a = meet_and_hear();
 
@@ -112,7 +112,7 @@ static void teller_ends(void)
 }
 
 /* What an application does with an error. */
-static void teller_aborts(void)
+PROCESSES(teller_aborts, 4)
 {
     struct r2_agree *a = meet_and_hear();
 
@@ -127,7 +127,7 @@ static void teller_aborts(void)
 }
 
 /* ... and what the leader may have done before: it passes on what it hears all the same. */
-static void leader_aborted(void)
+PROCESSES(leader_aborted, 4)
 {
     struct r2_agree *a = meet_and_hear();
 
@@ -146,23 +146,8 @@ static void leader_aborted(void)
     _exit(0);
 }
 
-static void leader_dead(void)
-{
-    struct r2_agree *a = meet_and_hear();
-
-    if (me == 0) {
-        pause(); /* until it is killed */
-    }
-    if (hears(a, 2, processes - 1)) {
-        return;
-    }
-    kill(sh->pids[0], SIGKILL);
-    r2_agree_tell(a, ERROR);
-    leave(a, processes - 1);
-}
-
 /* ... and the rank that noticed ends at once, too. */
-static void leader_and_teller_end(void)
+PROCESSES(leader_and_teller_end, 5)
 {
     struct r2_agree *a = meet_and_hear();
 
@@ -196,25 +181,7 @@ static void lost(int all)
     _exit(0);
 }
 
-/* The kernel takes the word for a leader that is not there: it is said to all all the same, before
- * the rank that noticed ends. */
-static void leader_without_power(void)
-{
-    struct r2_agree *a = meet_and_hear();
-
-    if (me == 0) {
-        lose_power();
-        lost(processes - 2);
-    }
-    if (hears(a, 2, processes - 2)) {
-        return;
-    }
-    AWAIT(atomic_load(&sh->stuck) == 1);
-    tell(a, ERROR);
-    _exit(0);
-}
-
-static void leader_stands_still(void)
+PROCESSES(leader_stands_still, 5)
 {
     struct r2_agree *a = meet_and_hear();
 
@@ -230,7 +197,7 @@ static void leader_stands_still(void)
 }
 
 /* The leader hears nothing of the rank that tells, but of others that heard it. */
-static void teller_out_of_the_leaders_reach(void)
+PROCESSES(teller_out_of_the_leaders_reach, 4)
 {
     struct r2_agree *a = meet_and_hear();
     uint64_t begun;
@@ -273,7 +240,7 @@ static void teller_out_of_the_leaders_reach(void)
 }
 
 /* Nor does one that no connection can be made to keep the rank from saying so in time. */
-static void two_without_power(void)
+PROCESSES(two_without_power, 6)
 {
     struct r2_agree *a = meet_and_hear();
     uint64_t begun;
@@ -295,7 +262,7 @@ static void two_without_power(void)
 
 /* A communicator that was split off: the process that its ranks met at is not its leader's, to whom
  * there is no connection before the word. */
-static void teller_of_a_split_ends(void)
+PROCESSES(teller_of_a_split_ends, 5)
 {
     struct r2_agree_config config;
     struct r2_agree *parent, *a;
@@ -327,7 +294,7 @@ static void teller_of_a_split_ends(void)
 }
 
 /* Another rank of the leader's own process. */
-static void neighbour_of_the_leader_ends(void)
+PROCESSES(neighbour_of_the_leader_ends, 6)
 {
     int ranks = processes + 1;
     struct r2_agree *a, *b = NULL;
@@ -357,7 +324,7 @@ static void neighbour_of_the_leader_ends(void)
     _exit(0);
 }
 
-static void all_tell(void)
+PROCESSES(all_tell, 6)
 {
     struct r2_agree *a = meet_and_hear();
 
@@ -366,7 +333,7 @@ static void all_tell(void)
 }
 
 /* The last rank comes when the error is known. */
-static void before_they_met(void)
+PROCESSES(before_they_met, 4)
 {
     uint8_t id[R2_AGREE_ID];
     struct r2_agree *a;
@@ -387,7 +354,7 @@ static void before_they_met(void)
     leave(a, processes);
 }
 
-static void nobody_to_tell(void)
+PROCESSES(nobody_to_tell, 2)
 {
     uint8_t id[R2_AGREE_ID];
     struct r2_agree *a;
@@ -428,7 +395,7 @@ static uint64_t promised_by(struct r2_agree *a)
 }
 
 /* A rank that waits to hear of a plan hears of the error instead, at once. */
-static void who_waits_for_a_plan(void)
+PROCESSES(who_waits_for_a_plan, 3)
 {
     struct r2_agree_view view;
     struct r2_agree *a;
@@ -460,30 +427,6 @@ static void who_waits_for_a_plan(void)
     }
     hear(a, 0, processes);
 }
-
-#define CASE(name, n)                                                                              \
-    TEST(name)                                                                                     \
-    {                                                                                              \
-        run_processes(n, name);                                                                    \
-    }
-
-CASE(one_tells, 5)
-CASE(leader_tells, 5)
-CASE(teller_ends, 5)
-CASE(teller_aborts, 4)
-CASE(leader_aborted, 4)
-CASE(leader_dead, 5)
-CASE(leader_and_teller_end, 5)
-CASE(leader_without_power, 5)
-CASE(leader_stands_still, 5)
-CASE(teller_out_of_the_leaders_reach, 4)
-CASE(two_without_power, 6)
-CASE(teller_of_a_split_ends, 5)
-CASE(neighbour_of_the_leader_ends, 6)
-CASE(all_tell, 6)
-CASE(before_they_met, 4)
-CASE(nobody_to_tell, 2)
-CASE(who_waits_for_a_plan, 3)
 
 int main(int argc, char **argv)
 {

@@ -50,46 +50,6 @@ static uint64_t begin(uint64_t now)
     return r2_coll_begin(t, &(struct r2_coll){.comm = COMM, .bytes = now}, now);
 }
 
-TEST(off)
-{
-    fresh(false);
-    CHECK_EQ(begin(1), 0);
-    CHECK_EQ(reap(R2_COLL_STUCK_NS * 2), 0);
-    CHECK_EQ(atomic_load(&t->dropped), 0);
-}
-
-/* The wait for the GPU before the first data does not count, nor does the first data of a second
- * connection. */
-TEST(from_first_sent_to_last_end)
-{
-    uint64_t h;
-
-    fresh(true);
-    h = begin(1000);
-    r2_coll_handed(t, h, 1100);
-    for (int i = 0; i < R2_COLLS_MASKS; i++)
-        CHECK(r2_coll_op_begin(t, h));
-    r2_coll_moves(t, h, false, 500000); /* a peer is early */
-    CHECK(r2_coll_wants_first(t, h, true));
-    r2_coll_moves(t, h, true, 900000);
-    CHECK(!r2_coll_wants_first(t, h, true));
-    r2_coll_moves(t, h, true, 950000);
-    r2_coll_op_end(t, h, 1000000);
-    r2_coll_op_end(t, h, 1200000);
-    r2_coll_op_end(t, h, 1300000);
-    CHECK_EQ(reap(1300000 + 100 * R2_COLL_SETTLE_NS), 1);
-    CHECK_EQ(found_count, 0); /* one is not over */
-    r2_coll_op_end(t, h, 2900000);
-    CHECK_EQ(reap(2900000 + R2_COLL_SETTLE_NS), 1); /* another one may begin */
-    CHECK_EQ(found_count, 0);
-    CHECK_EQ(reap(2900001 + R2_COLL_SETTLE_NS), 0);
-    CHECK_EQ(found_count, 1);
-    CHECK_EQ(found_ns, 2000000);
-    CHECK_EQ(found.bytes, 1000);
-    CHECK_EQ(reap(2900002 + R2_COLL_SETTLE_NS), 0);
-    CHECK_EQ(found_count, 0);
-}
-
 TEST(who_only_receives)
 {
     uint64_t h;
@@ -104,22 +64,6 @@ TEST(who_only_receives)
     CHECK_EQ(reap(UINT64_C(1) << 40), 0);
     CHECK_EQ(found_count, 1);
     CHECK_EQ(found_ns, 7000);
-}
-
-TEST(not_before_all_is_handed_over)
-{
-    uint64_t h;
-
-    fresh(true);
-    h = begin(1000);
-    CHECK(r2_coll_op_begin(t, h));
-    r2_coll_moves(t, h, true, 2000);
-    r2_coll_op_end(t, h, 3000);
-    CHECK_EQ(reap(3000 + 2 * R2_COLL_SETTLE_NS), 1);
-    CHECK_EQ(found_count, 0);
-    r2_coll_handed(t, h, 4000);
-    CHECK_EQ(reap(4001 + R2_COLL_SETTLE_NS), 0);
-    CHECK_EQ(found_count, 1);
 }
 
 TEST(without_network)
@@ -500,21 +444,5 @@ TEST(two_nccls)
     record(false);
     CHECK_EQ(other, -1);
     CHECK_EQ(mask, 1 << 7);
-    close_comm();
-}
-
-/* More NCCLs than there is room for run without. */
-TEST(too_many_nccls)
-{
-    int words[R2_COLLS_MASKS] = {0};
-    void *ctxs[R2_COLLS_MASKS];
-
-    open_comm();
-    for (int i = 0; i < R2_COLLS_MASKS; i++)
-        CHECK_EQ(prof->init(&ctxs[i], COMM, &words[i], NULL, 2, RANKS, RANK, NULL) == 0,
-                 i < R2_COLLS_MASKS - 1);
-    CHECK(!ctxs[R2_COLLS_MASKS - 1]);
-    for (int i = 0; i < R2_COLLS_MASKS - 1; i++)
-        CHECK_EQ(prof->finalize(ctxs[i]), 0);
     close_comm();
 }

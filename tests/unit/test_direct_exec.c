@@ -7,7 +7,7 @@
 #include "direct/exec.h"
 #include "plan/schedule.h"
 
-#define P_MOST 6
+#define P_MOST 12
 #define COUNT_MOST 4000
 #define OPS 3
 

@@ -364,11 +364,9 @@ TEST(exit_waits)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_RAMP", "0", "R2CCL_IO_THREADS", "2", NULL};
-    static const char *const soon[] = {"R2CCL_NO_PATH_TIMEOUT", "2s", "R2CCL_IO_THREADS", "2",
-                                       NULL};
     bool child = argc == 3 && strcmp(argv[1], LEAVES) == 0;
 
-    remote_engine(2, child ? soon : env);
+    remote_engine(2, child ? "R2CCL_NO_PATH_TIMEOUT=2s R2CCL_IO_THREADS=2"
+                           : "R2CCL_RAMP=0 R2CCL_IO_THREADS=2");
     return child ? leaves(argv[2]) : check_main(argc, argv);
 }

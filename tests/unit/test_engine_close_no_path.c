@@ -188,16 +188,7 @@ TEST(while_a_question_is_out)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_RAMP",
-                                      "0",
-                                      "R2CCL_NO_PATH_TIMEOUT",
-                                      "1s",
-                                      "R2CCL_HEARTBEAT",
-                                      "25ms",
-                                      "heartbeat_idle",
-                                      "25ms",
-                                      NULL};
-
-    remote_engine(2, env);
+    remote_engine(2, "R2CCL_RAMP=0 R2CCL_NO_PATH_TIMEOUT=1s R2CCL_HEARTBEAT=25ms "
+                     "heartbeat_idle=25ms");
     return check_main(argc, argv);
 }

@@ -173,8 +173,6 @@ TEST(after_small_messages)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_HEARTBEAT", "60s", NULL};
-
-    remote_engine(1, env);
+    remote_engine(1, "R2CCL_HEARTBEAT=60s");
     return check_main(argc, argv);
 }

@@ -70,23 +70,8 @@ TEST(penalty_and_reuse)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_HEARTBEAT",
-                                      "50",
-                                      "heartbeat_idle",
-                                      "50",
-                                      "heartbeat_misses",
-                                      "50",
-                                      "damp_suppress",
-                                      "1100",
-                                      "R2CCL_DAMP",
-                                      "20s",
-                                      "R2CCL_LOCATE",
-                                      "0",
-                                      "R2CCL_GREY",
-                                      "0",
-                                      NULL};
-
-    remote_engine(2, env);
+    remote_engine(2, "R2CCL_HEARTBEAT=50 heartbeat_idle=50 heartbeat_misses=50 "
+                     "damp_suppress=1100 R2CCL_DAMP=20s R2CCL_LOCATE=0 R2CCL_GREY=0");
     /* Sockets stand in for each other also where others must carry memory of devices. Set before
      * its threads have anything to read it for. */
     r2_eng.device_memory = true;

@@ -82,62 +82,6 @@ TEST(dereg_gives_room)
     room_after(true);
 }
 
-/* The host of a NIC that is down may answer for its address at another NIC, where nobody listens:
- * no word about the process. */
-TEST(refusal_of_a_down_nic)
-{
-    struct r2_ep *b, *ep;
-    struct r2_req *req;
-
-    begin(2);
-    b = fake_find(r.id, 1, 1, 0);
-    req = isend(r.conn, NULL);
-    CHECK_EQ(remote_nic(b, 0, false, 5), 0);
-    CHECK(remote_wait_state(&r, 0, R2_PATH_WAIT));
-    fake_fail(b, ECONNRESET, false);
-    ep = fake_find(r.id, 0, 0, a->params.gen); /* with no path left all are tried */
-    CHECK(ep);
-    fake_fail(ep, ECONNREFUSED, true);
-    CHECK_EQ(remote_test(req, 100, NULL), 0);
-    ep = remote_path(&r, 1, b->params.gen);
-    CHECK(ep);
-    CHECK_EQ(remote_test(req, 100, NULL), 0);
-    b = ep;
-    fake_fail(b, ECONNRESET, false); /* one that works refuses */
-    ep = fake_find(r.id, 1, 1, b->params.gen);
-    CHECK(ep);
-    fake_policy(r.id, -ECONNREFUSED);
-    fake_fail(ep, ECONNREFUSED, true);
-    CHECK_EQ(remote_test(req, 2000, NULL), -ECONNRESET);
-    remote_end(&r);
-}
-
-/* The receiver asks whether the silent process exists; at a NIC that is down, or between NICs that
- * never met, a refusal is no word about it. */
-TEST(refusal_of_strangers)
-{
-    struct r2_req *req = NULL;
-    struct r2_ep *last = NULL;
-    int refused = 0;
-
-    remote_new(&r, false, 2);
-    CHECK(remote_open(&r, 1));
-    CHECK_EQ(r2_engine_irecv(r.conn, data, MSG, 0, NULL, &req), 0);
-    CHECK_EQ(remote_nic(fake_find(r.id, 0, 0, 0), 0, false, 5), 0);
-    for (int i = 0; i < 3000 && refused < 4; i++) {
-        struct r2_ep *ep = fake_probe(r.id);
-
-        if (ep && ep != last) {
-            fake_fail(ep, ECONNREFUSED, true);
-            last = ep;
-            refused++;
-        }
-        CHECK_EQ(remote_test(req, 1, NULL), 0);
-    }
-    CHECK_EQ(refused, 4);
-    remote_end(&r);
-}
-
 /* Control frames get through and test chunks never do (a hole for large packets): attempts that
  * prove nothing do not prolong the wait for a path. */
 TEST(unproven_paths_end_the_wait)
@@ -563,9 +507,6 @@ TEST(ack_of_the_dead)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_CHUNK",           "32K", "R2CCL_RAMP", "0",
-                                      "R2CCL_NO_PATH_TIMEOUT", "4s",  NULL};
-
-    remote_engine(2, env);
+    remote_engine(2, "R2CCL_CHUNK=32K R2CCL_RAMP=0 R2CCL_NO_PATH_TIMEOUT=4s");
     return check_main(argc, argv);
 }

@@ -255,8 +255,6 @@ TEST(honest_afterwards)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_LOG", "none", NULL};
-
-    remote_engine(1, env);
+    remote_engine(1, "R2CCL_LOG=none");
     return check_main(argc, argv);
 }

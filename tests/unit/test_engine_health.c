@@ -159,17 +159,6 @@ TEST(drained_by_the_peer)
     remote_end(&r);
 }
 
-/* Older word than the last, and words that do not exist, change nothing to the worse. */
-TEST(words_have_an_order)
-{
-    begin(true);
-    CHECK_EQ(remote_word(ep[1], 0, R2_NIC_USABLE, 1000, 9), 0);
-    CHECK_EQ(remote_word(ep[1], 0, R2_NIC_DRAINED, 1000, 8), 0);
-    CHECK_EQ(health_of(0), R2_HEALTH_HEALTHY);
-    CHECK(remote_up(&r, 0));
-    remote_end(&r);
-}
-
 /* FAILED: not used, but probed; DOWN: not even tried while another path is up. */
 TEST(failed_is_probed)
 {

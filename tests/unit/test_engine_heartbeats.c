@@ -192,18 +192,10 @@ TEST(old_answers_prove_nothing)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_HEARTBEAT",
-                                      "100",
-                                      "heartbeat_idle",
-                                      "2000",
-                                      "heartbeat_misses",
-                                      "1",
-                                      "R2CCL_GREY",
-                                      "0",
-                                      NULL};
 
     data = calloc(1, MSG);
     CHECK(data);
-    remote_engine(2, env);
+    remote_engine(2, "R2CCL_HEARTBEAT=100 heartbeat_idle=2000 heartbeat_misses=1 "
+                     "R2CCL_GREY=0");
     return check_main(argc, argv);
 }

@@ -336,8 +336,6 @@ TEST(unconfirmed_bytes)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_GREY", "0", NULL};
-
-    remote_engine(2, env);
+    remote_engine(2, "R2CCL_GREY=0");
     return check_main(argc, argv);
 }

@@ -485,10 +485,9 @@ TEST(fenced_socket_does_not_flush)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_CHUNK", "32K", NULL};
 
     fake_offers = R2_OFFER_ROCE;
-    remote_engine(2, env);
+    remote_engine(2, "R2CCL_CHUNK=32K");
     r2_eng.device_memory = true; /* before its threads have anything to read it for */
     return check_main(argc, argv);
 }

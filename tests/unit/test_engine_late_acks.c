@@ -225,8 +225,6 @@ TEST(close_says_it)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_RAMP", "0", "R2CCL_IO_THREADS", "2", NULL};
-
-    remote_engine(2, env);
+    remote_engine(2, "R2CCL_RAMP=0 R2CCL_IO_THREADS=2");
     return check_main(argc, argv);
 }

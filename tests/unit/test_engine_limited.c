@@ -329,7 +329,7 @@ TEST(no_help)
     remote_end(&r);
 }
 
-static const char *const env[] = {"R2CCL_IO_THREADS", "3", NULL};
+static const char env[] = "R2CCL_IO_THREADS=3";
 
 /* Either end's own NIC is known to be fast: something else is slow. In a process of its own, where
  * no peer of another case looks at the NIC while it is changed. */

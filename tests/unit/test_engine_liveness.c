@@ -161,18 +161,20 @@ TEST(refused_elsewhere)
 {
     int rc;
 
-    lose(true, 1);
-    CHECK_GE(refuse(2, ECONNREFUSED, 2500, &rc), 2);
-    CHECK_EQ(rc, 0);
-    remote_end(&r);
-    begin(true, 2);
-    CHECK_EQ(remote_nic(fake_find(r.id, 1, 1, 0), 0, false, 5), 0);
-    CHECK(remote_wait_state(&r, 0, R2_PATH_WAIT));
-    lost[0] = fake_find(r.id, 0, 0, 0)->params.gen;
-    lose_one(1);
-    CHECK_GE(refuse(1, ECONNREFUSED, 2500, &rc), 2);
-    CHECK_EQ(rc, 0);
-    remote_end(&r);
+    for (int out = 0; out < 2; out++) {
+        lose(out, 1);
+        CHECK_GE(refuse(2, ECONNREFUSED, 2500, &rc), out ? 2 : 0);
+        CHECK_EQ(rc, 0);
+        remote_end(&r);
+        begin(out, 2);
+        CHECK_EQ(remote_nic(fake_find(r.id, 1, 1, 0), 0, false, 5), 0);
+        CHECK(remote_wait_state(&r, 0, R2_PATH_WAIT));
+        lost[0] = fake_find(r.id, 0, 0, 0)->params.gen;
+        lose_one(1);
+        CHECK_GE(refuse(1, ECONNREFUSED, 2500, &rc), out ? 2 : 0);
+        CHECK_EQ(rc, 0);
+        remote_end(&r);
+    }
 }
 
 /* One NIC refuses, the kernel behind the other takes connections: a process that is stopped, and

@@ -372,35 +372,6 @@ TEST(silence_takes_time)
 
 /* ---- what two ends tell each other */
 
-/* The path that carries the word breaks before it is sent: it is said again on another one. */
-TEST(word_lost)
-{
-    begin();
-    r2_nicstate_located(0, "a test", r2_now_ns());
-    fake_fail(path_of(&y, 1), ECONNRESET, false); /* the word stood in its outbox */
-    wait_nic_word(&y, 0, 0);
-    remote_nic_back(0);
-    CHECK(remote_path(&y, 1, 0));
-    remote_forget(path_of(&y, 1));
-    remote_forget(path_of(&y, 2));
-    end();
-}
-
-TEST(good_word_lost)
-{
-    begin();
-    r2_nicstate_located(0, "a test", r2_now_ns());
-    wait_nic_word(&x, 0, 0);
-    for (int i = 1; i < NICS; i++) {
-        remote_forget(path_of(&x, i));
-        remote_forget(path_of(&y, i));
-    }
-    remote_nic_back(0);
-    fake_fail(path_of(&x, 1), ECONNRESET, false); /* with the good word in its outbox */
-    wait_nic_word(&x, 0, 1);                      /* over the path that is left */
-    end();
-}
-
 /* One side is blind: the word of the other is enough, over any living path, in either direction,
  * and saying it twice or late changes nothing. */
 TEST(one_side_blind)
@@ -483,18 +454,8 @@ TEST(words_reordered)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_NO_PATH_TIMEOUT",
-                                      "20s",
-                                      "R2CCL_HEARTBEAT",
-                                      "10s",
-                                      "heartbeat_idle",
-                                      "10s",
-                                      "R2CCL_DAMP", /* one NIC fails in many tests */
-                                      "0",
-                                      "R2CCL_LOG",
-                                      "none",
-                                      NULL};
-
-    remote_engine(NICS, env);
+    /* One NIC fails in many tests: without damping. */
+    remote_engine(NICS, "R2CCL_NO_PATH_TIMEOUT=20s R2CCL_HEARTBEAT=10s heartbeat_idle=10s "
+                        "R2CCL_DAMP=0 R2CCL_LOG=none");
     return check_main(argc, argv);
 }

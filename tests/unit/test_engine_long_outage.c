@@ -155,18 +155,7 @@ TEST(none_left)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_DAMP",
-                                      "0",
-                                      "R2CCL_NO_PATH_TIMEOUT",
-                                      "10h",
-                                      "R2CCL_LOCATE",
-                                      "0",
-                                      "R2CCL_GREY",
-                                      "0",
-                                      "heartbeat_misses",
-                                      "50",
-                                      NULL};
-
-    remote_engine(NICS, env);
+    remote_engine(NICS, "R2CCL_DAMP=0 R2CCL_NO_PATH_TIMEOUT=10h R2CCL_LOCATE=0 R2CCL_GREY=0 "
+                        "heartbeat_misses=50");
     return check_main(argc, argv);
 }

@@ -178,8 +178,6 @@ TEST(idle_nics_are_no_siblings)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_CHUNK", "32K", "R2CCL_MODE", "migrate", NULL};
-
-    remote_engine(NICS, env);
+    remote_engine(NICS, "R2CCL_CHUNK=32K R2CCL_MODE=migrate");
     return check_main(argc, argv);
 }

@@ -345,9 +345,8 @@ TEST(stands_by_unless_named)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_CHUNK", "64K", "R2CCL_RAMP", "10ms", NULL};
 
     fake_offers = R2_OFFER_ROCE;
-    remote_engine(2, env);
+    remote_engine(2, "R2CCL_CHUNK=64K R2CCL_RAMP=10ms");
     return check_main(argc, argv);
 }

@@ -22,9 +22,7 @@ TEST(the_nearest_stands_in)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_MODE", "migrate", NULL};
-
-    remote_engine(NICS, env);
+    remote_engine(NICS, "R2CCL_MODE=migrate");
     place_nics();
     return check_main(argc, argv);
 }

@@ -30,26 +30,6 @@ TEST(nobody_is_blamed)
     CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY) && wait_nic(1, R2_SEG_NIC_HEALTHY));
 }
 
-/* A verdict: failed for everybody, told to the peer, and taken back when a path of it is. */
-TEST(verdict)
-{
-    struct remote_info m;
-
-    begin(true);
-    post(MSG);
-    remote_forget(ep[1]);
-    r2_nicstate_located(0, "test says so", r2_now_ns());
-    CHECK_GE(remote_hear(ep[1], R2_F_INFO, &m, sizeof(m)), 0);
-    CHECK_EQ(m.nics[0].word, R2_NIC_FAILED);
-    CHECK(remote_wait_flag(&ep[0]->is_shut));
-    CHECK(wait_nic(0, R2_SEG_NIC_FAILED));
-    CHECK(remote_path(&r, 0, ep[0]->params.gen));
-    CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
-    remote_nic_back(0);
-    remote_end(&r);
-    r2_nicstate_forgive(0, r2_now_ns());
-}
-
 static void *give_verdict(void *arg)
 {
     (void)arg;

@@ -151,9 +151,7 @@ TEST(busy_but_fast)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_CHUNK", "64K", "R2CCL_RAMP", "0", NULL};
-
-    remote_engine(NICS, env);
+    remote_engine(NICS, "R2CCL_CHUNK=64K R2CCL_RAMP=0");
     place_nics();
     return check_main(argc, argv);
 }

@@ -163,75 +163,6 @@ TEST(nic_moved)
     remote_end(&r);
 }
 
-TEST(refusal_ends)
-{
-    struct r2_req *req;
-    struct r2_ep *again;
-
-    begin(true, 1); /* the process was reached here before, and its host refuses now */
-    req = post();
-    fake_fail(a, ECONNRESET, false);
-    again = fake_find(r.id, 0, 0, a->params.gen);
-    CHECK(again);
-    fake_policy(r.id, -ECONNREFUSED); /* and goes on to */
-    fake_fail(again, ECONNREFUSED, true);
-    CHECK_EQ(remote_test(req, REMOTE_WAIT_MS, NULL), -ECONNRESET);
-    remote_end(&r);
-}
-
-TEST(refusal_while_a_path_lives)
-{
-    struct r2_req *req;
-    struct r2_ep *again;
-
-    begin(true, 2);
-    req = post();
-    fake_fail(a, ECONNRESET, false);
-    again = fake_find(r.id, 0, 0, a->params.gen);
-    CHECK(again);
-    fake_fail(again, ECONNREFUSED, true);
-    CHECK_EQ(remote_test(req, 200, NULL), 0);
-    remote_end(&r);
-}
-
-/* A NIC over which the process never was reached refuses: that says nothing about the process. */
-TEST(refusal_elsewhere)
-{
-    struct r2_req *req;
-    struct r2_ep *other;
-
-    begin(true, 1);
-    req = post();
-    other = fake_find(r.id, 1, 1, 0);
-    CHECK(other);
-    fake_fail(a, ECONNRESET, false);
-    fake_fail(other, ECONNREFUSED, true);
-    CHECK_EQ(remote_test(req, 200, NULL), 0);
-    remote_end(&r);
-}
-
-/* The accepting side asks whether the process still exists; probes that are refused end it. */
-TEST(probe)
-{
-    struct r2_req *req;
-    struct r2_ep *probe = NULL;
-
-    begin(false, 1);
-    req = post();
-    fake_fail(a, ECONNRESET, false);
-    for (int i = 0; i < REMOTE_WAIT_MS && !(probe = fake_probe(r.id)); i++)
-        fake_pass_ms(1);
-    CHECK(probe);
-    CHECK_EQ(remote_test(req, 20, NULL), 0);
-    fake_fail(probe, EALREADY, false); /* its process answered */
-    CHECK_EQ(remote_test(req, 100, NULL), 0);
-    FAKE_AWAIT(REMOTE_WAIT_MS, fake_probe(r.id) != probe);
-    fake_policy(r.id, -ECONNREFUSED);
-    fake_fail(fake_probe(r.id), ECONNREFUSED, true);
-    CHECK_EQ(remote_test(req, REMOTE_WAIT_MS, NULL), -ECONNRESET);
-    remote_end(&r);
-}
-
 /* A question that falls into a hole does not keep the others from being asked. */
 TEST(probe_unanswered)
 {
@@ -418,9 +349,6 @@ TEST(generations_grow)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {
-        "R2CCL_HEARTBEAT", "25", "heartbeat_idle", "25", "R2CCL_NO_PATH_TIMEOUT", "2s", NULL};
-
-    remote_engine(2, env);
+    remote_engine(2, "R2CCL_HEARTBEAT=25 heartbeat_idle=25 R2CCL_NO_PATH_TIMEOUT=2s");
     return check_main(argc, argv);
 }

@@ -169,9 +169,6 @@ TEST(with_one_thread)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_IO_THREADS", "2", "R2CCL_RAMP", "0",
-                                      "R2CCL_EAGER",      "0", NULL};
-
-    remote_engine(2, env);
+    remote_engine(2, "R2CCL_IO_THREADS=2 R2CCL_RAMP=0 R2CCL_EAGER=0");
     return check_main(argc, argv);
 }

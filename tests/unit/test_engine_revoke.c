@@ -363,9 +363,8 @@ TEST(no_blame)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_CHUNK", "32K", NULL};
 
     fake_offers = R2_OFFER_ROCE;
-    remote_engine(2, env);
+    remote_engine(2, "R2CCL_CHUNK=32K");
     return check_main(argc, argv);
 }

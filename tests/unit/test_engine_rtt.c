@@ -118,8 +118,6 @@ TEST(lagging_is_better_than_dead)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_HEARTBEAT", "20", NULL};
-
-    remote_engine(2, env);
+    remote_engine(2, "R2CCL_HEARTBEAT=20");
     return check_main(argc, argv);
 }

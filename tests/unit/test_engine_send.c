@@ -545,8 +545,6 @@ TEST(close_overtakes_acks)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_CHUNK", "32K", "R2CCL_RAMP", "0", NULL};
-
-    remote_engine(2, env);
+    remote_engine(2, "R2CCL_CHUNK=32K R2CCL_RAMP=0");
     return check_main(argc, argv);
 }

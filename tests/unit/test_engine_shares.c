@@ -89,9 +89,8 @@ TEST(limited_carriers)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_CHUNK", "32K", "R2CCL_RAMP", "0", NULL};
 
     fake_offers = R2_OFFER_ROCE;
-    remote_engine(3, env);
+    remote_engine(3, "R2CCL_CHUNK=32K R2CCL_RAMP=0");
     return check_main(argc, argv);
 }

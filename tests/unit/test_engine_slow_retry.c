@@ -97,10 +97,7 @@ TEST(none_while_overdue)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {
-        "R2CCL_CHUNK", "64K", "R2CCL_HEARTBEAT", "50", "heartbeat_idle", "50", "heartbeat_misses",
-        "100",         NULL};
-
-    remote_engine(2, env);
+    remote_engine(2, "R2CCL_CHUNK=64K R2CCL_HEARTBEAT=50 heartbeat_idle=50 "
+                     "heartbeat_misses=100");
     return check_main(argc, argv);
 }

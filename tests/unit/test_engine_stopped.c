@@ -54,8 +54,6 @@ TEST(sleep_is_no_wait)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_RAMP", "0", "R2CCL_NO_PATH_TIMEOUT", "6s", NULL};
-
-    remote_engine(2, env);
+    remote_engine(2, "R2CCL_RAMP=0 R2CCL_NO_PATH_TIMEOUT=6s");
     return check_main(argc, argv);
 }

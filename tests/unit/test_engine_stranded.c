@@ -171,9 +171,8 @@ TEST(sockets_that_stand_by)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {"R2CCL_CHUNK", "32K", "R2CCL_MODE", "migrate", NULL};
 
     fake_offers = R2_OFFER_ROCE;
-    remote_engine(2, env);
+    remote_engine(2, "R2CCL_CHUNK=32K R2CCL_MODE=migrate");
     return check_main(argc, argv);
 }

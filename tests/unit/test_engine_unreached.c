@@ -301,10 +301,6 @@ TEST(told)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {
-        "R2CCL_RAMP", "100ms",      "R2CCL_DAMP", "0", "R2CCL_NO_PATH_TIMEOUT",
-        "60s",        "R2CCL_GREY", "0",          NULL};
-
-    remote_engine(3, env);
+    remote_engine(3, "R2CCL_RAMP=100ms R2CCL_DAMP=0 R2CCL_NO_PATH_TIMEOUT=60s R2CCL_GREY=0");
     return check_main(argc, argv);
 }

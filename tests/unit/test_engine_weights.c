@@ -347,13 +347,11 @@ TEST(within_the_node)
 
 int main(int argc, char **argv)
 {
-    static const char *const env[] = {
-        "R2CCL_HEARTBEAT", "50", "heartbeat_idle", "600s", "heartbeat_misses", "100", NULL};
 
     data = calloc(1, MSG);
     if (!data)
         return 1;
     remote_wired = true;
-    remote_engine(3, env);
+    remote_engine(3, "R2CCL_HEARTBEAT=50 heartbeat_idle=600s heartbeat_misses=100");
     return check_main(argc, argv);
 }

@@ -81,19 +81,6 @@ TEST(no_evidence)
     CHECK_GE(sims[1].g.best_rate, best - MB);
 }
 
-/* Siblings that never had an occasion to show what they can. */
-TEST(level_unknown)
-{
-    set_up(3, 125 * MB, 0);
-    sims[1].limited = sims[2].limited = true;
-    run(2 * SEC, -1);
-    fall(&sims[0], 12 * MB);
-    run(60 * SEC, -1);
-    CHECK_EQ(sims[0].g.why, R2_GREY_SLOW);
-    CHECK_GT(sims[0].g.best_rate, 100 * MB);
-    expect_full(0);
-}
-
 /* Two fall, as on a card with two ports, and nobody knows what the others could carry: they have
  * been made anew, or never had to do all they can. They are no less for that, and what is slow
  * beside them stays slow; the two would show each other that nothing more is to be had. */
@@ -135,44 +122,4 @@ TEST(two_fall)
 {
     for (int i = 0; i < 8; i++)
         two_fall(3 + i / 4, i % 2, i / 2 % 2);
-}
-
-/* All are slowed down for a minute, by whatever they share; all but one come back. */
-TEST(one_stays_behind)
-{
-    set_up(4, 125 * MB, 0);
-    run(2 * SEC, -1);
-    for (int i = 0; i < count; i++)
-        fall(&sims[i], 12 * MB);
-    run(30 * SEC, -1);
-    r2_grey_restart(&sims[0].g); /* made anew meanwhile */
-    run(30 * SEC, -1);
-    for (int i = 0; i < count; i++) {
-        CHECK_LT(sims[i].g.best_rate, 20 * MB);
-        CHECK_EQ(sims[i].changes, 0);
-    }
-    for (int i = 1; i < count; i++)
-        fall(&sims[i], 125 * MB);
-    CHECK_LE(run(2 * SEC, 0), SEC);
-    CHECK_EQ(sims[0].g.why, R2_GREY_SLOW);
-    run(SEC, -1);
-    CHECK_LE(sims[0].g.factor, 200);
-    expect_full(0);
-}
-
-/* Siblings that are slower by design are no measure for one whose speed is announced. */
-TEST(level_by_design)
-{
-    for (int known = 0; known < 2; known++) {
-        set_up(3, 100 * MB, 0);
-        for (int i = 0; i < count; i++)
-            sims[i].g.announced = known ? (i ? 125 : 1250) * MB : 0;
-        sims[0].rtt = sims[0].noise = 5 * US;
-        fall(&sims[0], 1000 * MB);
-        run(2 * SEC, -1);
-        fall(&sims[0], 100 * MB);
-        run(20 * SEC, -1);
-        CHECK_EQ(sims[0].g.why, known ? R2_GREY_SLOW : R2_GREY_WELL);
-        expect_full(0);
-    }
 }

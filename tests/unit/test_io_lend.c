@@ -283,26 +283,6 @@ static long both_ran(void)
     return atomic_load(&many_by_caller) + atomic_load(&many_by_thread);
 }
 
-/* What a task leaves is the caller's as long as it comes again, and wakes nobody ... */
-static void event_and_two_tasks(uint64_t until)
-{
-    long ran = both_ran();
-
-    atomic_store(&ask_one, true);
-    put(&brief_fd);
-    atomic_fetch_add(&written, 1);
-    while (both_ran() < ran + 2 && atomic_load(&seen) < atomic_load(&written) &&
-           r2_now_ns() < until)
-        r2_io_lend(r2_io_at(0), &worked);
-    CHECK(r2_now_ns() < until);
-    atomic_store(&ask_one, false);
-}
-
-TEST(left_for_the_next_look)
-{
-    thread_sleeps_through(event_and_two_tasks);
-}
-
 /* ... and the thread's if it does not. */
 TEST(left_for_the_thread)
 {

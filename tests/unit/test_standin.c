@@ -3,7 +3,6 @@
  * real threads, without a transport. */
 #include "await.h"
 #include "check.h"
-#include "naps.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -34,10 +33,6 @@ static struct worker {
 static _Thread_local bool caller; /* this thread is none of io/io */
 static atomic_bool heavy, stop;
 
-static struct r2_timer timer; /* of the first thread's, set by its worker's task if `timed` */
-static atomic_bool timed, armed;
-static atomic_long fired;
-
 static void count(struct worker *w)
 {
     uint64_t until = r2_now_ns() + (atomic_load(&heavy) ? HEAVY_NS : 0);
@@ -57,23 +52,8 @@ static void ready(struct r2_io_fd *f, uint32_t events)
         count(R2_CONTAINER_OF(f, struct worker, fd));
 }
 
-static void fire(struct r2_timer *t, uint64_t now)
-{
-    (void)now;
-    atomic_fetch_add(&fired, t == &timer);
-    atomic_store(&armed, false);
-}
-
-static void set_timer(void)
-{
-    if (!atomic_exchange(&armed, true))
-        r2_timer_here(&timer, r2_now_ns() + 100 * R2_NS_PER_US);
-}
-
 static void run(struct r2_task *t)
 {
-    if (atomic_load(&timed) && caller)
-        set_timer();
     count(R2_CONTAINER_OF(t, struct worker, task));
 }
 
@@ -121,7 +101,6 @@ static void begin(void)
 {
     caller = true;
     CHECK_EQ(r2_io_start(THREADS, NULL, R2_NS_PER_MS), 0);
-    r2_timer_init(&timer, r2_io_at(0), fire);
     for (int i = 0; i < THREADS; i++) {
         struct worker *w = &workers[i];
 
@@ -175,42 +154,6 @@ TEST(caller_does_it)
 TEST(threads_used_no_more)
 {
     caller_does_it(2);
-}
-
-/* A timer that a caller sets in a thread's place, for soon, is no reason to wake that thread. */
-static void timers_for_soon(bool in_its_place)
-{
-    uint64_t until = r2_now_ns() + LIMIT_NS, begun;
-    struct worker *w = &workers[0];
-    long slept, most;
-
-    do {
-        look_for(5 * R2_NS_PER_MS);
-        begun = r2_now_ns();
-        slept = naps();
-        atomic_store(&fired, 0);
-        atomic_store(&timed, in_its_place);
-        for (int i = 0; i < ROUNDS; i++) {
-            long runs = atomic_load(&w->ran) + 1;
-
-            r2_task_kick(&w->task);
-            CHECK(look_until(w, runs));
-            if (!in_its_place)
-                set_timer();
-            look_for(10 * GAP_NS);
-        }
-        atomic_store(&timed, false);
-        slept = naps() - slept;
-        most = THREADS * (long)((r2_now_ns() - begun) / R2_NS_PER_MS) + ROUNDS / 4;
-    } while (slept > most && r2_now_ns() < until); /* on a busy machine the caller comes late */
-    CHECK_MSG(slept <= most, "slept %ld times, not %ld", slept, most);
-    CHECK_GE(atomic_load(&fired), 1);
-}
-
-TEST(timers_for_soon)
-{
-    timers_for_soon(true);
-    timers_for_soon(false); /* nor one that it sets meanwhile */
 }
 
 static int by_time(const void *a, const void *b)
@@ -285,37 +228,6 @@ TEST(taken_back_in_a_crowd)
     }
 }
 
-/* They have only stopped, and the caller polls on: nor do threads sleep on then. */
-TEST(taken_back_in_the_end)
-{
-    uint64_t until = r2_now_ns() + LIMIT_NS, took[TOLD], soon = R2_NS_PER_MS / 2;
-
-    do {
-        for (size_t i = 0; i < TOLD; i++) {
-            struct worker *w = &workers[i % THREADS];
-            long runs = atomic_load(&w->ran);
-            uint64_t at = r2_now_ns();
-
-            for (int k = 0; k < 5; k++) {
-                put(w);
-                CHECK(look_until(w, ++runs));
-            }
-            until_lent();
-            while (r2_standin_look())
-                CHECK_LT(r2_now_ns(), at + 2 * LIMIT_NS);
-            CHECK(!is_lent());
-            at = r2_now_ns();
-            put(w);
-            while (atomic_load(&w->ran) == runs && r2_now_ns() < at + TAKES_NS)
-                r2_standin_look();
-            took[i] = r2_now_ns() - at;
-        }
-        qsort(took, TOLD, sizeof(took[0]), by_time);
-    } while (took[TOLD / 2] > soon && r2_now_ns() < until);
-    CHECK_LT(took[TOLD / 2], soon);
-    CHECK_LT(took[TOLD - 1], TAKES_NS);
-}
-
 /* It comes no more, at any moment: what it would have done next is done all the same. */
 TEST(caller_stops)
 {
@@ -376,12 +288,12 @@ TEST(tasks_of_others)
 }
 
 /* All threads are found to be too much for the caller: true, unless that took too long. */
-static bool is_crowd(uint64_t until, bool each_heavy)
+static bool is_crowd(uint64_t until)
 {
     bool crowded = false;
     uint64_t now;
 
-    atomic_store(&heavy, each_heavy);
+    atomic_store(&heavy, true);
     while (!crowded && r2_now_ns() < until) {
         for (int i = 0; i < THREADS; i++)
             put(&workers[i]);
@@ -414,37 +326,10 @@ TEST(too_much)
 {
     uint64_t until = r2_now_ns() + LIMIT_NS;
 
-    CHECK(is_crowd(until, true));
+    CHECK(is_crowd(until));
     CHECK(!r2_standin_look());
     CHECK(crowd_ends(until));
     caller_does_it(THREADS);
-}
-
-/* From then on no thread sleeps as one that is stood in for. */
-TEST(too_much_is_taken_back)
-{
-    uint64_t until = r2_now_ns() + LIMIT_NS, took[11], soon = R2_NS_PER_MS / 2;
-
-    do {
-        for (size_t i = 0; i < 11; i++) {
-            struct worker *w = &workers[i % THREADS];
-            uint64_t at;
-            long runs;
-
-            CHECK(is_crowd(until, false));
-            at = r2_now_ns() + 200 * R2_NS_PER_US; /* what was put before is done */
-            while (r2_now_ns() < at)
-                ;
-            runs = atomic_load(&w->ran);
-            put(w);
-            while (atomic_load(&w->ran) == runs && r2_now_ns() < at + TAKES_NS)
-                ;
-            took[i] = r2_now_ns() - at;
-            CHECK(crowd_ends(until));
-        }
-        qsort(took, 11, sizeof(took[0]), by_time);
-    } while (took[5] > soon && r2_now_ns() < until);
-    CHECK_LT(took[5], soon);
 }
 
 /* It does as soon as slow NICs are what is waited for, and nothing is too much. */

@@ -343,42 +343,6 @@ static void paths_again(void)
     bed_until_paths(bed.tx, 2);
 }
 
-/* Changes in a row of the same port: each is followed, with no flush in between, with one under way
- * during all of them, and one right behind the other. */
-TEST(port_changes_again)
-{
-    struct r2_req *send, *recv, *first = NULL;
-
-    begin();
-    for (int key = 0x8003; key < 0x8006; key++) {
-        pkeys(key);
-        until_attr("pkey", key);
-        paths_again();
-    }
-    shown();
-    post(&send, &recv);
-    CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
-    CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
-    bed_script("!chaos late_cqe=1000,late_us=300000"); /* it answers late */
-    CHECK_EQ(r2_engine_iflush(bed.rx, in.address, in.mr, &first), 0);
-    CHECK(first);
-    for (int key = 0x8010; key < 0x8013; key++) {
-        pkeys(key);
-        bed_ms(30);
-    }
-    bed_script("!chaos late_cqe=0");
-    CHECK_EQ(bed_test(first, BED_WAIT_MS), 1);
-    until_attr("pkey", 0x8012);
-    paths_again();
-    shown();
-    for (int key = 0x8020; key < 0x8028; key++)
-        pkeys(key);
-    until_attr("pkey", 0x8027);
-    paths_again();
-    shown();
-    finish();
-}
-
 /* The answer of a NIC's flush never comes, and its port changes before that is known: the driver
  * stands in for that one, and the NIC answers the next ones. */
 TEST(answer_never_comes)
@@ -466,31 +430,6 @@ TEST(no_nic_comes_back)
     finish();
     bed_script("!port fv0 1 up");
     bed_script("!port fv1 1 up");
-}
-
-/* Queue pairs are connected again and again, and no test chunk comes through: no NIC is back. */
-TEST(none_that_carries)
-{
-    struct r2_req *send, *recv;
-
-    begin();
-    for (int dev = 0; dev < 2; dev++) {
-        char text[32];
-
-        snprintf(text, sizeof(text), "!most fv%d 4096", dev);
-        bed_script(text);
-        bed_script(dev ? "!port fv1 1 down" : "!port fv0 1 down");
-    }
-    WHILE_MS (BED_WAIT_MS, bed_paths(bed.tx))
-        ;
-    bed_script("!port fv0 1 up");
-    bed_script("!port fv1 1 up");
-    post(&send, &recv);
-    CHECK_LT(bed_test(send, BED_WAIT_MS), 0);
-    CHECK_LT(bed_test(recv, BED_WAIT_MS), 0);
-    finish();
-    bed_script("!most fv0 0");
-    bed_script("!most fv1 0");
 }
 
 /* Both NICs' queue pairs failed too often to be tried soon; sockets stand in, which are nothing for

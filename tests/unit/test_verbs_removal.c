@@ -365,32 +365,6 @@ static void ends_well(void)
     finish();
 }
 
-/* Two owners of a range, and a device that failed and keeps its key: neither is told that it is
- * gone because the other has asked before. */
-TEST(two_owners_not_confirmed)
-{
-    struct r2_memory m = {.size = 8192, .dmabuf_fd = -1};
-    static uint8_t more[8192];
-    struct r2_mr_keys *keys;
-    struct r2_mr *mr;
-
-    m.data = more;
-    begin();
-    CHECK_EQ(r2_engine_reg(bed.rx, more, sizeof(more), 1, &mr), 0);
-    for (int i = 0; i < 2; i++) {
-        CHECK_EQ(r2_eng.ops->reg(&m, &keys), 0);
-        CHECK(keys == mr->keys);
-    }
-    bed_script("!refuse fv1 dereg 1000000");
-    bed_script("!fatal fv1");
-    until_key(mr, 1, false);
-    CHECK_EQ(r2_eng.ops->dereg(keys, true), -ETIMEDOUT);
-    CHECK_EQ(r2_eng.ops->dereg(keys, true), -ETIMEDOUT);
-    CHECK_EQ(r2_engine_dereg(bed.rx, mr), -ETIMEDOUT);
-    bed_script("!remove fv1");
-    ends_well();
-}
-
 /* The device that came in place of one cannot register what that one had: the old one is closed all
  * the same. */
 TEST(old_one_is_closed)

@@ -182,26 +182,6 @@ static void begin_refusing(void)
     bed_script(text);
 }
 
-/* The keys of a range with two owners are changed for the first, and a device keeps the old one:
- * the first is told so, and the second is not told that all is gone before it is. */
-TEST(refused_with_two_owners)
-{
-    struct r2_mr_keys *one, *two;
-
-    begin_refusing();
-    one = reg(in);
-    two = reg(in);
-    CHECK(one == two);
-    bed_script("!refuse fv0 dereg 1");
-    CHECK_EQ(r2_eng.ops->dereg(one, true), -ETIMEDOUT);
-    CHECK_EQ(held("fv0"), 2);
-    CHECK_EQ(held("fv1"), 1);
-    CHECK_EQ(r2_eng.ops->dereg(two, false), 0); /* the old one is asked for once more */
-    CHECK_EQ(held("fv0"), 0);
-    CHECK_EQ(held("fv1"), 0);
-    bed_close(&bed);
-}
-
 /* As long as a device keeps a key, nobody hears that memory of that range is deregistered, whoever
  * registered it; of other memory nothing is held against it. */
 TEST(refused_for_long)

@@ -178,25 +178,6 @@ static void any_call(void)
     job_ends();
 }
 
-/* One of two; it hangs to the end of the process, which it does not hold up. */
-static void one_of_two(void)
-{
-    waited(init_two("fv1 port"));
-    told_left_out("fv1");
-    job(1);
-    CHECK(rdma(0) && !rdma(1));
-    job_ends();
-}
-
-static void only_device(void)
-{
-    waited(init("127.0.1.1,127.0.2.1", "fv0=127.0.1.1", "fv0 open"));
-    told_left_out("fv0");
-    job(0);
-    CHECK(!rdma(0) && !rdma(1));
-    job_ends();
-}
-
 /* The last context goes while the device hangs, which answers after that; the next one finds the
  * process as it was. */
 static void finalized_meanwhile(void)
@@ -283,27 +264,17 @@ static void named_port(void)
 }
 
 /* Nor is it where the driver says at once that the device is dead. */
-static void named_port_that_fails(const char *how, const char *what)
+static void named_failed_port(void)
 {
     int n;
 
-    CHECK_LT(init("127.0.1.1,fvib:1", "fvib=ib:127.0.3.1", how), BOUND_MS - 500);
-    CHECK(told(what));
+    CHECK_LT(init("127.0.1.1,fvib:1", "fvib=ib:127.0.3.1", "fvib ports-fail"), BOUND_MS - 500);
+    CHECK(told("RDMA device fvib does not report its ports"));
     CHECK_EQ(r2_engine_devices(&n), 0);
     CHECK_EQ(n, 1);
     CHECK(!told("no NICs"));
     job(0);
     job_ends();
-}
-
-static void named_port_of_a_failed_one(void)
-{
-    named_port_that_fails("fvib fail", "RDMA device fvib cannot be opened");
-}
-
-static void named_failed_port(void)
-{
-    named_port_that_fails("fvib ports-fail", "RDMA device fvib does not report its ports");
 }
 
 /* The list of devices does not come, which a thread of its own asks for: the job has sockets. The
@@ -452,14 +423,11 @@ struct one {
 
 static struct one cases[] = {
     {any_call, "any_call", 0, -1},
-    {one_of_two, "one_of_two", 0, -1},
-    {only_device, "only_device", 0, -1},
     {finalized_meanwhile, "finalized_meanwhile", 0, -1},
     {slow, "slow", 0, -1},
     {dead_port, "dead_port", 0, -1},
     {dead_port_left_out, "dead_port_left_out", 0, -1},
     {named_port, "named_port", 0, -1},
-    {named_port_of_a_failed_one, "named_port_of_a_failed_one", 0, -1},
     {named_failed_port, "named_failed_port", 0, -1},
     {no_list, "no_list", 0, -1},
     {half_a_list, "half_a_list", 0, -1},

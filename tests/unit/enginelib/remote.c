@@ -34,15 +34,8 @@ static struct known *known_of(const uint8_t id[16])
     return k;
 }
 
-const char *const remote_outlives[] = {"R2CCL_HEARTBEAT",
-                                       "25ms",
-                                       "heartbeat_idle",
-                                       "25ms",
-                                       "R2CCL_NO_PATH_TIMEOUT",
-                                       "20s",
-                                       "R2CCL_DAMP",
-                                       "0",
-                                       NULL};
+const char remote_outlives[] =
+    "R2CCL_HEARTBEAT=25ms heartbeat_idle=25ms R2CCL_NO_PATH_TIMEOUT=20s R2CCL_DAMP=0";
 bool remote_wired;
 unsigned remote_plain;
 
@@ -58,11 +51,29 @@ static bool tune(const char *name, const char *text)
     return strcmp(name, "damp_suppress") == 0 && r2_value_int(text, &tuned.damp_suppress) == 0;
 }
 
-void remote_engine(int nics, const char *const *env)
+/* Sets what users can set, or else the rest. False: one of the rest is none. */
+static bool set_all(const char *env, bool of_users)
 {
-    const char *const *more = env;
-    char list[256] = "";
+    char copy[512], *name, *rest = copy;
     bool good = true;
+
+    snprintf(copy, sizeof(copy), "%s", env ? env : "");
+    while ((name = strsep(&rest, " "))) {
+        char *value = name;
+
+        strsep(&value, "=");
+        if (strncmp(name, "R2", 2) != 0)
+            good &= of_users || !*name || tune(name, value);
+        else if (of_users)
+            setenv(name, value, 1);
+    }
+    return good;
+}
+
+void remote_engine(int nics, const char *env)
+{
+    char list[256] = "";
+    bool good = false;
 
     for (int i = 0; i < nics; i++)
         snprintf(list + strlen(list), sizeof(list) - strlen(list), "%s127.0.%d.1", i ? "," : "",
@@ -71,19 +82,15 @@ void remote_engine(int nics, const char *const *env)
     setenv("R2CCL_IO_THREADS", "1", 1);
     setenv("R2CCL_SPIN", "0", 1);
     setenv("R2CCL_SHM", "0", 1);
-    for (; env && *env; env += 2) {
-        if (strncmp(env[0], "R2", 2) == 0)
-            setenv(env[0], env[1], 1);
-    }
+    set_all(env, true);
     r2_engine_transport = &fake_ops;
     if (r2_engine_init(&ctx, 1, NULL) == 0) {
         for (int i = 0; i < r2_local.n && remote_wired; i++)
             r2_local.nics[i].loopback = false;
         tuned = *r2_eng.set;
         r2_eng.set = &tuned;
+        good = set_all(env, false);
     }
-    for (; more && *more; more += 2)
-        good &= strncmp(more[0], "R2", 2) == 0 || tune(more[0], more[1]);
     if (!good || !ctx || r2_engine_start() || r2_local.n != nics) {
         fprintf(stderr, "the engine does not start with NICs %s\n", list);
         abort();

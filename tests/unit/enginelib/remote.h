@@ -23,13 +23,13 @@ struct remote {
 };
 
 /* The engine of this process with `nics` NICs and the fake transport; once, before all else.
- * `env`: further settings, name and value in turn, ended by NULL. */
+ * `env`: further settings, "NAME=VALUE NAME=VALUE". */
 extern unsigned remote_plain; /* bit per NIC of remote ones: as fake_plain */
 extern bool remote_wired;     /* before it: the NICs count as real ones, not as loopback's */
-void remote_engine(int nics, const char *const *env);
+void remote_engine(int nics, const char *env);
 struct r2_ctx *remote_ctx(void); /* its only context */
 /* Settings with which a peer without a path is waited for longer than a test takes. */
-extern const char *const remote_outlives[];
+extern const char remote_outlives[];
 
 /* A process with a fresh random id; no path and no connection yet. */
 void remote_new(struct remote *r, bool out, int nics);
