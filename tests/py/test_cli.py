@@ -293,10 +293,11 @@ def test_journal_follows(start_writer: StartWriter) -> None:
     """Also a process that starts later; ends when the chosen process does."""
     first = start_writer()
     everyone = follow("journal", "--job", first.job, "--follow", "--json")
-    one = follow("journal", "--pid", str(first.pid), "--follow", "--last", "0", "--json")
+    one = follow("journal", "--pid", str(first.pid), "--follow", "--last", "1", "--json")
     try:
         for _ in range(3):
             assert json.loads(read_line(everyone))["pid"] == first.pid
+        assert json.loads(read_line(one))["event"] == "path-up"  # it follows, before the end comes
         second = start_writer()
         assert json.loads(read_line(everyone))["pid"] == second.pid
         first.end()
