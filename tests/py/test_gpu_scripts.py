@@ -73,12 +73,3 @@ def test_retention(lab_rights: None, build: Build, tmp_path: Path) -> None:
     found = on_the_stand_in(build, tmp_path / "found.json", "run_retention.py", *words.split())
     (row,) = found["rows"]
     assert row["share"] < 0.8  # half of the NICs was lost
-
-
-@pytest.mark.lab
-@pytest.mark.slow
-def test_health(lab_rights: None, build: Build, tmp_path: Path) -> None:
-    words = "--nics 2 --steps carrier --within 40 --timeout 240 --args".split()
-    words.append("--op all_reduce -b 256K -c 1")
-    found = on_the_stand_in(build, tmp_path / "found.json", "run_health.py", *words)
-    assert found["ok"] and [step["name"] for step in found["steps"]] == ["carrier"]
