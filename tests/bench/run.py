@@ -30,7 +30,6 @@ import click
 import completion
 import cost
 import cutoff
-import direct
 import flap
 import grey
 import growth
@@ -39,7 +38,6 @@ import instructions
 import known
 import locate
 import overhead
-import planned
 import recording
 import resume
 import shaped
@@ -78,8 +76,6 @@ SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "overhead": (overhead.TITLE, overhead.run),
     "recording": (recording.TITLE, recording.run),
     "shim_cost": (shim_cost.TITLE, shim_cost.run),
-    "direct": (direct.TITLE, direct.run),
-    "planned": (planned.TITLE, planned.run),
     "instructions": (instructions.TITLE, instructions.run),
 }
 NEEDS_LAB = (
@@ -92,8 +88,6 @@ NEEDS_LAB = (
     "grey",
     "flap",
     "ramp",
-    "direct",
-    "planned",
 )
 
 

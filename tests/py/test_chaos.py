@@ -24,7 +24,6 @@ from r2ccl_ctl.lab import Lab, LabSpec
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "stress"))
 
 import chaos
-import held
 
 on_lab = pytest.mark.lab
 
@@ -71,34 +70,3 @@ def test_operator_is_answered_while_every_path_is_silent(build: Build, lab: Lab)
         job.finish()
     # The median: one look in 20 ms on an idle machine; a machine that stands still is no failure.
     assert statistics.median(took) < 0.5, sorted(took)
-
-
-def looks_of(fds: list[int], mib: list[int]) -> list[list[held.Held]]:
-    """Of two ranks; the other one always holds the same."""
-    return [[held.Held(f, 9, m), held.Held(90, 9, 50)] for f, m in zip(fds, mib, strict=True)]
-
-
-def test_what_is_granted_to_plans_and_gpus() -> None:
-    """Growth that neither explains is told; so is what goes beyond the grant."""
-    start, alone = [held.Held(50, 10, 60)], held.granted(plans=False, cuda=False)
-    grown = [held.Held(50, 10 + held.THREADS_OVER_START + 1, 60 + held.MIB_OVER_START + 1)]
-    assert [line.split(":")[0] for line in held.over(grown, start, alone)] == ["threads", "mib"]
-    assert held.over(grown, start, held.granted(plans=True, cuda=False)) == []
-    cuda = held.over(grown, start, held.granted(plans=False, cuda=True))
-    assert [line.split(":")[0] for line in cuda] == ["threads"]
-    leak = [held.Held(50, 10 + 5 * held.THREADS_PER_PLAN, 60)]
-    assert held.over(leak, start, held.granted(plans=True, cuda=True))
-
-
-def test_second_half_of_a_round() -> None:
-    """A rank that goes on growing is told from one that has what it needs after a while."""
-    quiet = looks_of([50, 140, 130, 150, 120, 155], [40, 90, 80, 95, 85, 99])
-    assert held.second_half(quiet)[0] == held.Held(15, 0, 9)
-    assert held.second_half(quiet)[1] == held.Held(0, 0, 0)
-    assert held.still_growing(quiet, 540.0) == []
-    steps = range(900)
-    leaks = looks_of([50 + i // 8 for i in steps], [40 + i // 9 for i in steps])
-    (fds, mib) = held.still_growing(leaks, 540.0)
-    assert fds.startswith("fds: 56 more") and mib.startswith("mib: 50 more")
-    assert held.still_growing(leaks, 12.0) == []
-    assert held.second_half([]) == held.second_half(leaks[:1]) == []

@@ -25,9 +25,8 @@ from r2ccl_ctl.cli import common, setup_cmds
 from r2ccl_ctl.cli.common import folded
 from r2ccl_ctl.cli.main import main
 from r2ccl_ctl.control import Command, Selection, select
-from r2ccl_ctl.errors import R2Error, R2UsageError, plain
+from r2ccl_ctl.errors import R2Error, plain
 from r2ccl_ctl.job import LaunchSpec
-from r2ccl_ctl.lab import parse_rate
 from r2ccl_ctl.segment import layout
 
 __all__ = ["built", "nobody", "start_writer"]
@@ -52,15 +51,6 @@ def test_a_jobs_name_that_is_too_long(
     monkeypatch.setattr(os, "execvpe", lambda *words: pytest.fail("it was started"))
     says = f"--job '{LONG}': a name of 64 bytes in UTF-8, and a job's has at most 63"
     assert says in call(*words.format(LONG).split(), code=2).stderr
-
-
-def test_a_jobs_name_of_63_bytes(built: Path) -> None:
-    assert call_json("env", "--job", LONG[:-1])["env"]["R2CCL_JOB"] == LONG[:-1]
-
-
-def test_the_callers_job_is_too_long(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("R2CCL_JOB", "x" * 64)
-    assert "R2CCL_JOB 'xxx" in call("launch", "--", "true", code=2).stderr
 
 
 def test_a_job_named_after_a_long_program() -> None:
@@ -159,15 +149,6 @@ def test_faults_that_are_over_do_not_stand(start_writer: StartWriter, tmp_path: 
     assert end["done"] == 4 and [rule["nic"] for rule in end["standing"]] == ["127.0.2.1"]
 
 
-def test_a_rule_that_cannot_be_applied_has_a_line(
-    start_writer: StartWriter, tmp_path: Path
-) -> None:
-    rules = tmp_path / "rules"
-    rules.write_text("# one\n\nbogus error\n")
-    said = call("faults", "apply", str(rules), "--job", start_writer().job, code=1).stderr
-    assert "Error: line 3: bogus error direction=both: no NIC 'bogus'" in said
-
-
 # Numbers that mean nothing
 
 
@@ -183,12 +164,6 @@ def test_a_rule_that_cannot_be_applied_has_a_line(
 )
 def test_numbers_out_of_range(built: Path, words: str, says: str) -> None:
     assert says in call(*words.split(), code=2).stderr
-
-
-@pytest.mark.parametrize("text", ["0", "0bit", "0.0 MB/s"])
-def test_a_rate_of_zero_in_a_lab(text: str) -> None:
-    with pytest.raises(R2UsageError, match="is out of range: give more than 0.* or none for an"):
-        parse_rate(text)
 
 
 def test_the_most_nics_are_the_plugins() -> None:
@@ -208,11 +183,6 @@ def test_the_title_is_said_once(start_writer: StartWriter) -> None:
         [(process, Command("ping")), (writer.process, Command("ping"))]
     )[1:]
     assert answer.text == "it has died: it can take no commands"
-
-
-def test_nobody_has_that_pid(nobody: Path) -> None:
-    said = call("fail-nic", "x", "--pid", "999999", code=1).stderr
-    assert "no running process of R2CCL with pid 999999" in said
 
 
 @pytest.mark.parametrize(

@@ -85,13 +85,6 @@ def test_faults_in_the_units_of_fail_nic(raw: str, shown: str) -> None:
     assert view.fault_text(raw) == shown
 
 
-def test_lost_packets_in_percent(start_writer: StartWriter) -> None:
-    writer = start_writer()
-    call("fail-nic", "127.0.1.1", "--kind", "loss=2.5%", "--job", writer.job)
-    shown = call("nics", "--job", writer.job).stdout
-    assert "2.5 %" in shown and "ppm" not in shown
-
-
 def test_a_fault_is_said_as_it_was_understood(start_writer: StartWriter) -> None:
     writer = start_writer()
     job = ["--job", writer.job]

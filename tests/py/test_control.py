@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,39 +76,6 @@ def test_header_of_sources_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 # Processes
-
-
-def test_running_process_is_described(start_writer: StartWriter) -> None:
-    writer = start_writer("--rank", "3")
-    (process,) = select(Selection(job=writer.job))
-    assert process.state == "running"
-    assert (process.pid, process.local_pid, process.rank) == (writer.pid, writer.pid, 3)
-    assert (process.host, process.mode, process.uid) == ("node-a", "auto", os.geteuid())
-    assert "segment_writer" in process.command
-    before = writer.process
-    found = control.find(writer.pid)  # it lives, so its clocks move on
-    assert before == replace(
-        found, alive_real_ns=before.alive_real_ns, alive_mono_ns=before.alive_mono_ns
-    )
-
-
-def test_snapshot(start_writer: StartWriter) -> None:
-    writer = start_writer("--nics", "3")
-    before = writer.process.snapshot()
-    assert [nic.name for nic in before.nics] == ["127.0.1.1", "127.0.2.1", "127.0.3.1"]
-    assert {nic.state for nic in before.nics} == {"healthy"}
-    assert before.nics[0].numa is None
-    assert [peer.host for peer in before.peers] == ["node-b"]
-    assert before.peers[0].direction == "both"
-    assert [path.nic for path in before.paths] == [nic.name for nic in before.nics]
-    assert {(path.peer_host, path.peer_pid, path.state) for path in before.paths} == {
-        ("node-b", 4711, "up")
-    }
-    assert sorted(before.missing) == ["netlink", "numa"]
-    until(
-        lambda: writer.process.snapshot().nics[0].tx_bytes > before.nics[0].tx_bytes,
-        "the counters grow",
-    )
 
 
 def test_end_in_order_and_death(start_writer: StartWriter) -> None:
@@ -197,19 +163,6 @@ def test_foreign_files_are_no_processes(tmp_path: Path) -> None:
 # Commands
 
 
-def test_fail_and_recover(start_writer: StartWriter) -> None:
-    writer = start_writer()
-    answer = send_command(writer.process, FAIL)
-    assert answer.ok, answer
-    assert answer.text == "127.0.1.1: blackhole both"
-    nic = writer.process.snapshot().nics[0]
-    assert (nic.state, nic.fault, nic.failures) == ("failed", "blackhole both", 1)
-    assert send_command(writer.process, Command("recover-nic", nic="127.0.1.1")).ok
-    nic = writer.process.snapshot().nics[0]
-    assert (nic.state, nic.fault, nic.recoveries) == ("healthy", "", 1)
-    assert set(slot_states(writer)) == {0}
-
-
 def test_every_argument_arrives(start_writer: StartWriter) -> None:
     writer = start_writer()
     command = Command(
@@ -270,22 +223,6 @@ def test_process_that_ends_before_it_answers(start_writer: StartWriter) -> None:
     assert time.monotonic() - began < 60, "it was waited for to the end"
 
 
-def test_no_answer_withdraws_the_command(start_writer: StartWriter) -> None:
-    writer = start_writer("--deaf")
-    began = time.monotonic()
-    answer = send_command(writer.process, FAIL, timeout=0.2)
-    assert not answer.ok and "no answer in time" in answer.text
-    assert time.monotonic() - began < 2
-    assert set(slot_states(writer)) == {0}
-
-
-def test_command_to_the_dead(start_writer: StartWriter) -> None:
-    writer = start_writer()
-    writer.kill()
-    answer = send_command(writer.process, FAIL)
-    assert not answer.ok and "has died" in answer.text
-
-
 def test_full_mailbox(start_writer: StartWriter) -> None:
     writer = start_writer("--deaf")
     with control.open_segment(writer.path, write=True) as segment:
@@ -330,14 +267,6 @@ def test_many_clients_at_once(start_writer: StartWriter) -> None:
     assert texts == [True] * 100
 
 
-def test_commands_reach_all_before_the_first_answer(start_writer: StartWriter) -> None:
-    deaf, awake = start_writer("--deaf"), start_writer()
-    pairs = [(deaf.process, FAIL), (awake.process, FAIL)]
-    slow, fast = control.send_commands(pairs, timeout=0.5)
-    assert (slow.ok, fast.ok) == (False, True)
-    assert slow.process.pid == deaf.pid
-
-
 def test_nic_by_interface_or_address(start_writer: StartWriter) -> None:
     writer = start_writer()
     assert list(control.with_nic([writer.process], "lo0"))[0][1] == "127.0.1.1"
@@ -346,31 +275,6 @@ def test_nic_by_interface_or_address(start_writer: StartWriter) -> None:
 
 
 # Journal
-
-
-def test_journal_follows(start_writer: StartWriter) -> None:
-    writer = start_writer()
-    with Cursor(writer.process) as cursor:
-        first = list(cursor.events())
-        assert [event.event for event in first] == ["started", "path-up", "path-up"]
-        assert list(cursor.events()) == []
-        assert send_command(writer.process, FAIL).ok
-        events = list(cursor.events())
-        assert [event.event for event in events] == [
-            "fault-injected",
-            "nic-down",
-            "replay",
-            "resume",
-        ]
-        assert [event.number for event in events] == [3, 4, 5, 6]
-        assert (events[2].bytes, events[3].duration_us) == (1 << 20, 21000)
-        assert events[1].cause == "3 heartbeats unanswered"
-        assert (events[1].peer_host, events[1].peer_pid) == ("node-b", 4711)
-        assert abs(events[0].real_ns - time.time_ns()) < 60e9
-        assert not cursor.ended()
-        writer.end()
-        assert cursor.ended()
-        assert [event.event for event in cursor.events()] == ["ended"]
 
 
 def test_journal_tells_what_was_lost(start_writer: StartWriter) -> None:
@@ -398,28 +302,6 @@ def test_journal_passes_over_what_is_never_finished(start_writer: StartWriter) -
 
 
 # Sweeping
-
-
-def test_gc(start_writer: StartWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    running, dead = start_writer(), start_writer()
-    dead.kill()
-    for writer in (running, dead):
-        (tmp_path / writer.path.name).write_bytes(writer.path.read_bytes())
-    (tmp_path / "r2ccl.0.1.2.3").write_bytes(b"\0" * 4096)
-    monkeypatch.setattr(control, "SHM", tmp_path)
-
-    def names(age: float, dry_run: bool = False) -> list[str]:
-        return [item.process.name for item in gc.sweep(age, dry_run=dry_run).removed]
-
-    assert names(600) == []
-    assert names(0, dry_run=True) == [dead.path.name]
-    assert (tmp_path / dead.path.name).exists()
-    assert names(0) == [dead.path.name]
-    assert not (tmp_path / dead.path.name).exists()
-    assert (tmp_path / running.path.name).exists()
-    assert (tmp_path / "r2ccl.0.1.2.3").exists(), "it may be one that is just being set up"
-    later = gc.sweep(600, dry_run=True, now_ns=time.time_ns() + 3600 * 10**9).removed
-    assert "r2ccl.0.1.2.3" in [item.process.name for item in later]
 
 
 def test_gc_spares_what_is_locked(start_writer: StartWriter) -> None:

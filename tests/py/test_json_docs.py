@@ -274,33 +274,6 @@ def test_words_of_verdicts_and_settings_are_named() -> None:
         assert not [word for word in words if f"`{word}`" not in TABLES[heading][field].meaning]
 
 
-def test_what_differs_is_found() -> None:
-    """Rung 1: this file's own eyes."""
-    text = (
-        "## a\n| field | type | meaning |\n|---|---|---|\n| `x`, `y` | integer, s | m |\n"
-        "| `all` | list of [b](#b) or [c](#c) | m |\n| `t` | time or null, x | m |\n"
-        "## b\n| field | type | meaning |\n|---|---|---|\n| `u` | text | m |\n"
-        "## c\n| field | type | meaning |\n|---|---|---|\n| fields of [b](#b) | | |\n"
-        "| `v` | boolean | m |\n"
-    )
-    tables = read_tables(text)
-    good = {"x": 1, "y": 2, "t": None, "all": [{"u": ""}, {"u": "", "v": True}]}
-
-    def wrong(**changes: Any) -> list[str]:
-        return compare({**good, **changes}, "a", tables, set())
-
-    assert wrong() == [] and reachable("a", tables) == {"a", "b", "c"}
-    assert wrong(z=1) == ["a: z is not named"]
-    assert compare({"u": "", "w": 1}, "b", tables, set()) == ["b: w is not named"]
-    assert compare({"u": ""}, "c", tables, set()) == ["c: v does not exist"]
-    assert wrong(x=None) == ["a: x is null"] and wrong(x=True) == ["a: x is no integer: True"]
-    assert wrong(t="today") == ["a: t is no time: 'today'"]
-    assert wrong(all={}) == ["a: all is no list of [b](#b) or [c](#c): {}"]
-    assert wrong(all=[{"u": 1}]) == ["b: u is no text: 1"]
-    with pytest.raises(AssertionError, match="twice"):
-        read_tables(text + "| `u` | text | m |\n")
-
-
 # Commands that look
 
 

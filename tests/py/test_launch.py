@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT
 
 from r2ccl_ctl import launch, paths
-from r2ccl_ctl.job import Job, LaunchSpec, LaunchUsageError, Place
+from r2ccl_ctl.job import Job, LaunchSpec, LaunchUsageError
 from r2ccl_ctl.lab import Lab, LabSpec
 
 SHOW_ENV = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -286,7 +286,12 @@ def rank_pids(launcher: subprocess.Popen[str]) -> list[int]:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
+    [
+        (signal.SIGHUP, 129),
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
 )
 def test_ranks_die_with_the_launcher(
     launcher: subprocess.Popen[str], number: signal.Signals, code: int
@@ -382,7 +387,3 @@ print(json.dumps({**os.environ, "host": socket.gethostname(), "nics": nics}))
     assert found[3]["nics"].split() == ["lo", "mgmt0", "nic0", "nic1", "nic2"]
     assert {e["NCCL_SOCKET_IFNAME"] for e in found} == {"mgmt0"}
     assert {e["MASTER_ADDR"] for e in found} == {"10.250.0.1"}
-
-
-def test_place_is_plain() -> None:
-    assert launch.place_ranks(1, 1, 0) == [Place(rank=0, node=0, local_rank=0, local_size=1)]

@@ -105,14 +105,6 @@ def test_installed_tool_helps(installed: Path, tmp_path: Path, run_bounded: RunB
     assert "fail-nic" in finished.stdout
 
 
-def test_installed_tool_reports_usage_errors(
-    installed: Path, tmp_path: Path, run_bounded: RunBounded
-) -> None:
-    finished = run_bounded([installed / "r2ccl-ctl", "no-such-command"], cwd=tmp_path, code=2)
-    assert "no-such-command" in finished.stderr
-    assert "Traceback" not in finished.stderr
-
-
 def test_installed_demo(
     installed: Path, tmp_path: Path, run_bounded: RunBounded, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,19 +109,6 @@ def test_a_rank_that_cannot(build: Build) -> None:
         assert running.running
 
 
-def test_mode_3(build: Build) -> None:
-    """One slow node: the paper's schedule."""
-    name = "mode3"
-    with preloaded(build, name, WORDS, {"R2CC_MODE": "3", "R2CCL_PLAN_HOLD": "1"}) as running:
-        until(lambda: meets(name, RANKS), "the ranks meet", 60)
-        lose(name)
-        until(lambda: runs(name, RANKS, "r2ccl-allreduce"), "it is taken on all ranks", 60)
-        until(lambda: all(c.planned > 5 for c in comms(name)), "it runs", 60)
-        regain(name)
-        until(lambda: runs(name, RANKS, ""), "back on all ranks", 60)
-        assert running.running
-
-
 def test_two_nodes(build: Build) -> None:
     name = "auto-two"
     with preloaded(build, name, WORDS, AUTO, ranks=2) as running:

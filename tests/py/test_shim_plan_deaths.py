@@ -21,7 +21,7 @@ from segment_bed import until
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("pause_ms", [0, 110, 150, 200, 260, 330, 450])
+@pytest.mark.parametrize("pause_ms", [0, 110, 200, 330])
 def test_a_rank_is_killed_while_a_plan_is_made(build: Build, tmp_path: Path, pause_ms: int) -> None:
     """Rank 0 leads; it dies in some runs. What is left of a communicator ends by an abort."""
     name, victim = f"plan-death-{pause_ms}", pause_ms // 10 % 2 * 3
@@ -39,7 +39,7 @@ def test_a_rank_is_killed_while_a_plan_is_made(build: Build, tmp_path: Path, pau
         assert took["left"] == 0, text
 
 
-@pytest.mark.parametrize(("rank", "pause_ms"), [(0, 120), (0, 300), (2, 120), (2, 300)])
+@pytest.mark.parametrize(("rank", "pause_ms"), [(0, 120), (2, 300)])
 def test_a_rank_stops_while_a_plan_is_made(
     build: Build, tmp_path: Path, rank: int, pause_ms: int
 ) -> None:
@@ -62,7 +62,7 @@ def test_a_rank_stops_while_a_plan_is_made(
         assert running.wait(60) == 0
 
 
-@pytest.mark.parametrize("ahead", [1, 20, 45])
+@pytest.mark.parametrize("ahead", [1, 45])
 def test_a_job_ends_while_a_plan_is_made(build: Build, tmp_path: Path, ahead: int) -> None:
     """All ranks destroy their communicators, so many operations after a loss."""
     name, out = f"plan-end-{ahead}", tmp_path / "out"

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import ROOT, Build, missing
@@ -86,50 +85,6 @@ def test_document() -> None:
     (counter,) = [r for r in rows if r["ph"] == "C"]
     assert (counter["pid"], counter["ts"], counter["args"]) == (2, 0.0, {"Mbit/s": 8.0})
     assert found["otherData"]["notes"] == ["a note"]
-
-
-def span(ph: str, ts: float, **more: Any) -> dict[str, Any]:
-    return {"name": "a", "cat": "c", "ph": ph, "ts": ts, "pid": 1, "tid": 10, **more}
-
-
-BREAKS: dict[str, list[dict[str, Any]]] = {
-    "lacks cat": [{"name": "a", "ph": "i", "ts": 1, "pid": 1, "tid": 10, "s": "t"}],
-    "lacks dur": [span("X", 1)],
-    "id2.local is a text": [span("b", 1, id2={"global": "7"})],
-    "lacks id2": [span("b", 1), span("e", 2)],
-    "lacks s": [span("i", 1)],
-    "s is g, p or t": [span("i", 1, s="x")],
-    "ph 'Q' is not known": [span("Q", 1)],
-    "ts is a time": [span("i", -1, s="t")],
-    "dur is a time": [span("X", 1, dur=-1)],
-    "pid and tid": [span("i", 1, s="t", tid="10")],
-    "NaN is no JSON": [span("C", 1, args={"x": float("nan")})],
-    "a counter's args": [span("C", 1, args={"x": "1"})],
-    "comes after": [span("C", 2, args={"x": 1}), span("C", 2, args={"x": 1})],
-    "its args change": [span("C", 1, args={"x": 1}), span("C", 2, args={"y": 1})],
-    "no metadata event": [{"name": "rank", "ph": "M", "pid": 1, "tid": 0, "args": {"name": "x"}}],
-    "does not end": [span("b", 1, id2={"local": "7"})],
-    "not what has begun last": [span("e", 1, id2={"local": "7"})],
-    "a does not end": [span("B", 1)],
-    "a ends, and is not": [span("B", 1), span("B", 2, name="b"), span("E", 3), span("E", 4)],
-    "process 9 has no name": [span("C", 1, pid=9, args={"x": 1})],
-    "thread 99 of process 1": [span("i", 1, s="t", tid=99)],
-    "given twice": [{"name": "process_name", "ph": "M", "pid": 1, "tid": 0,
-                     "args": {"name": "x"}}],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("said", BREAKS)
-def test_what_breaks_the_rules_is_found(said: str) -> None:
-    found = document(LOSS)
-    found["traceEvents"] += BREAKS[said]
-    assert any(said in text for text in problems(json.dumps(found))), problems(json.dumps(found))
-
-
-def test_spans_in_a_thread_may_nest() -> None:
-    found = document(LOSS)
-    found["traceEvents"] += [span("B", 1), span("X", 1, dur=1), span("E", 2)]
-    assert problems(json.dumps(found)) == []
 
 
 def test_processes_with_one_pid_have_rows_of_their_own() -> None:

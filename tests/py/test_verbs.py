@@ -141,10 +141,10 @@ def test_last_rdma_is_not_drained(build: Build) -> None:
         pair.finish()
 
 
-@pytest.mark.parametrize("status", range(1, 24), ids=lambda code: f"wc{code}")
-def test_every_completion_code(build: Build, status: int) -> None:
-    """Whatever code (ibv_wc_status) a request fails with, the path ends, the journal says whose
-    fault it was, and the job goes on over the other one."""
+@pytest.mark.parametrize("status", [1, 5, 12, 22], ids=lambda code: f"wc{code}")
+def test_completion_codes(build: Build, status: int) -> None:
+    """Whatever code (ibv_wc_status; test_verbs_tables.c has all) a request fails with, the path
+    ends, the journal says whose fault it was, and the job goes on over the other one."""
     env = settings(build, **PATIENT)
     with running_pair(build.path, *BULK, nics=loopback(2), **env) as pair:
         for nic in ("127.0.1.1", "127.0.2.1"):

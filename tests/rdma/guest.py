@@ -117,7 +117,6 @@ class Guest:
         # Socket paths are limited to 107 bytes, build folders are not.
         self.scratch = tempfile.TemporaryDirectory(prefix="r2guest-")
         port = self._listen("port")
-        monitor = self._listen("qmp")
         words = [
             *(str(qemu), "-name", name, "-nodefaults", "-no-user-config", "-no-reboot"),
             *("-display", "none", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max"),
@@ -128,8 +127,6 @@ class Guest:
             *("-device", "virtio-rng-pci", "-device", "virtio-serial-pci"),
             *("-chardev", f"socket,id=port,path={self.scratch.name}/port"),
             *("-device", "virtserialport,chardev=port,name=agent"),
-            *("-chardev", f"socket,id=qmp,path={self.scratch.name}/qmp"),
-            *("-mon", "chardev=qmp,mode=control"),
         ]
         for number, (mac, fd) in enumerate(nics):
             words += ["-netdev", f"socket,id=net{number},fd={fd}"]
@@ -146,7 +143,6 @@ class Guest:
         self.messages = folder / f"{name}.qemu"
         try:
             self.port = self._accept(port)
-            self.monitor = self._accept(monitor)
         except BaseException:
             self.close()
             raise
@@ -260,20 +256,6 @@ class Guest:
                 self.dead = self.dead or "it stands still"  # later waits end at once
             return f"nor does the guest say what is blocked: {silent}"
 
-    def set_link(self, nic: int, up: bool) -> None:
-        """Plugs the cable of a NIC in or out; the guest's kernel sees its carrier change."""
-        stream = self.monitor.makefile("rwb", buffering=0)
-        wanted = {"execute": "set_link", "arguments": {"name": f"nic{nic}", "up": up}, "id": "link"}
-        self.monitor.settimeout(20)
-        stream.write(json.dumps({"execute": "qmp_capabilities"}).encode() + b"\n")
-        stream.write(json.dumps(wanted).encode() + b"\n")
-        for line in stream:
-            answer = json.loads(line)
-            if answer.get("id") == "link":
-                if "error" in answer:
-                    raise GuestError(f"{self.name}: set_link nic{nic}: {answer['error']}")
-                return
-
     def last_words(self) -> str:
         try:
             lines = self.console.read_text(errors="replace").splitlines()[-15:]
@@ -293,9 +275,8 @@ class Guest:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
-        for end in ("port", "monitor"):
-            if hasattr(self, end):
-                getattr(self, end).close()
+        if hasattr(self, "port"):
+            self.port.close()
         self.scratch.cleanup()
 
     def __enter__(self) -> Guest:

@@ -109,7 +109,7 @@ def write(given: Parts, agent: Path, programs: dict[str, Path], to: Path) -> Non
     """Writes the initramfs. `programs`: path in the guest -> file here (programs, libraries)."""
     folders = _library_folders(given)
     wanted: dict[str, Path] = {"bin/busybox": given.find("bin/busybox")}
-    for name in ("ibv_rc_pingpong", "ibv_devinfo", "ibv_devices"):
+    for name in ("ibv_devinfo", "ibv_devices"):
         wanted[f"usr/bin/{name}"] = given.find(f"usr/bin/{name}")
     for name in ("ip", "tc", "rdma"):
         wanted[f"usr/sbin/{name}"] = parts.host_program(name, "iproute2")

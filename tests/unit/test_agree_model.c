@@ -10,8 +10,6 @@
  * Checked in every state: no two ranks, dead ones included, begin a collective under different
  * plans; nobody disagrees on what became of an epoch; and, once messages get through, no live rank
  * waits, unless the leader is dead and every live rank has promised and nobody knows.
- *
- * The mutation test (tests/py/test_agree_mutants.py) compiles this against broken machines.
  */
 #include "agree_world.h"
 
@@ -360,7 +358,7 @@ TEST(one_epoch)
     explore((struct bounds){.indexes = 3, .proposals = 1, .crashes = 2, .states = 20000000});
 }
 
-/* Tens of seconds with R2_LONG=1 in the environment, which tests/py sets; 2: minutes, gigabytes. */
+/* Tens of seconds with R2_LONG=1 in the environment, as test_agree_stress.py sets it; 2: minutes, gigabytes. */
 TEST(two_epochs)
 {
     if (!getenv("R2_LONG")) {
