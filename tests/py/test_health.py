@@ -219,6 +219,21 @@ def test_drain_of_the_last_one(build: Build) -> None:
         assert not pair.tx.named("replay"), str(pair)
 
 
+def test_drain_of_the_last_that_works(build: Build) -> None:
+    """The other NIC has a link, and nobody answers over it."""
+    with running_pair(build.path, *LONG, nics=loopback(2), R2CCL_RAMP="0") as pair:
+        pair.moving()
+        pair.tx.fail(A, "blackhole")
+        until(f"probing: {pair}", lambda: state(pair.tx, A) in ("probing", "failed"))
+        answer = ask(pair.tx, "drain-nic", B)
+        assert not answer.ok and "no other one has a path to" in answer.text, f"{answer} {pair}"
+        pair.moving()
+        pair.tx.recover(A)
+        until(f"back: {pair}", lambda: state(pair.tx, A) == "healthy", 15.0)
+        assert ask(pair.tx, "drain-nic", B).ok
+        pair.moving(50)
+
+
 @pytest.mark.parametrize("side", ["tx", "rx"])
 def test_warm_spare(build: Build, side: str) -> None:
     """Weight 0, of either end: open, watched and unused; it takes over when the other one dies."""

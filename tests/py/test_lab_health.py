@@ -115,6 +115,31 @@ def test_drain_then_pull(build: Build, lab: Lab, node: int) -> None:
         assert not job.named("replay"), str(job)
 
 
+def test_drain_of_the_only_way(build: Build, lab: Lab) -> None:
+    """Two NICs of n1 have lost their links. Those of n0 are healthy, and only one reaches n1."""
+    with running_perf(build, lab=lab.name, per_node=1) as job:
+        job.moving()
+        side = job.sides[0]
+        drain_nic0 = Command("drain-nic", nic="nic0")
+        for nic in ("nic1", "nic2"):
+            lab.fail_link("n1", nic)
+        until(
+            f"down: {job}",
+            lambda: all(state(job.sides[1], n) == "failed" for n in ("nic1", "nic2")),
+        )
+        job.moving()
+        answer = control.send_command(side.segment, drain_nic0, timeout=10.0)
+        assert not answer.ok and "no other one has a path to n1 pid" in answer.text, (
+            f"{answer} {job}"
+        )
+        job.moving()
+        lab.recover_link("n1", "nic1")
+        until(f"back: {job}", lambda: state(job.sides[1], "nic1") == "healthy", 15.0)
+        assert control.send_command(side.segment, drain_nic0, timeout=10.0).ok
+        job.moving()
+        job.finish()
+
+
 def set_address(lab: Lab, node: str, nic: str, there: bool) -> None:
     address = lab.address(node, nic)
 

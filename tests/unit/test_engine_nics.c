@@ -89,6 +89,26 @@ TEST(forgiven_by_a_peer)
     remote_end(&r);
 }
 
+/* A pair that stood in for a better one, which is back, and then is lost: it is tried until it
+ * works. Else the peer, which may have no other path on that NIC, would take it for broken. */
+TEST(lost_spare_is_tried)
+{
+    struct r2_ep *spare;
+
+    begin(true);
+    post(MSG);
+    fake_fail(ep[0], ECONNRESET, false);
+    spare = fake_find(r.id, 0, 1, 0);
+    CHECK(spare && fake_up(spare) && remote_prove(&r, spare));
+    CHECK(remote_path(&r, 0, ep[0]->params.gen));
+    FAKE_AWAIT(REMOTE_WAIT_MS, ((struct r2_path *)spare->params.owner)->role == R2_ROLE_SPARE);
+    fake_fail(spare, ECONNRESET, false);
+    spare = fake_find(r.id, 0, 1, spare->params.gen);
+    CHECK(spare && fake_up(spare) && remote_prove(&r, spare));
+    CHECK_EQ(((struct r2_path *)spare->params.owner)->role, R2_ROLE_SPARE);
+    remote_end(&r);
+}
+
 int main(int argc, char **argv)
 {
     return bed_main(argc, argv);

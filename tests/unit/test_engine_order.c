@@ -149,6 +149,82 @@ TEST(busy_but_fast)
     atomic_fetch_sub(&r2_eng.inflight[0], 8 * CHUNK);
 }
 
+/* One path as chance has it: what it has in flight, how fast it is, and whether it is well. */
+static void draw_path(struct r2_path *path, uint64_t now)
+{
+    struct r2_pathrate *rate = &path->rate;
+
+    rate->inflight = check_below(2) * check_below(16u * 1024); /* there is room */
+    rate->bucket[rate->bucket_now] = check_below(4) ? UINT64_C(1) << (20 + check_below(14)) : 0;
+    rate->startup = check_below(3) == 0;
+    rate->known_slow = check_below(4) == 0;
+    rate->min_rtt_ns = 1 + check_below(R2_NS_PER_MS);
+    rate->delivered_time_ns = now - check_below(50 * R2_NS_PER_MS);
+    path->hb.unanswered = check_below(4) == 0;
+    path->flow.busy_until = check_below(4) ? 0 : now + R2_NS_PER_MS;
+    path->flow.chunk_at = path->trial.from = now; /* else it is tried with one */
+    path->trial.bytes = R2_TRIAL_BYTES;
+}
+
+/* ... and what its NIC has in flight to others. NIC `idle` is well, and has nothing to do. */
+static void draw_all(int idle, uint64_t others[])
+{
+    r2_peer_lock(r.conn->peer);
+    for (int i = 0; i < NICS; i++) {
+        struct r2_path *path = ep[i]->params.owner;
+        uint64_t before = others[i];
+
+        draw_path(path, r2_peer_now(r.conn->peer));
+        if (i == idle) {
+            path->rate.inflight = path->flow.busy_until = 0;
+            path->hb.unanswered = 0;
+        }
+        r2_path_tell_inflight(path);
+        others[i] = check_below(2) * check_below(100 * CHUNK);
+        atomic_fetch_add(&r2_eng.inflight[i], others[i] - before);
+    }
+    r2_peer_unlock(r.conn->peer);
+}
+
+static bool somebody_takes(void)
+{
+    struct r2_bulk bulk;
+
+    for (int i = 0; i < NICS; i++) {
+        if (r2_up_next_chunk(ep[i]->params.owner, ep[i], &bulk))
+            return true;
+    }
+    return false;
+}
+
+/* Whatever NICs have in flight, to this peer or to others, and however fast they are: while one is
+ * idle and well, nobody leaves a chunk to who leaves it again. */
+TEST(nobody_waits_for_another)
+{
+    uint64_t others[NICS] = {0};
+    unsigned long messages = check_rounds(20);
+
+    for (unsigned long n = 0; n < messages; n++) {
+        int before[NICS];
+
+        begin();
+        r.conn->first = R2_ANY_NIC;
+        send_beside((const uint64_t[NICS]){0}, 64, 1 + (uint32_t)check_below(EACH * NICS), before);
+        while (r.conn->waiting) {
+            int idle = (int)check_below(NICS);
+
+            draw_all(idle, others);
+            CHECK_MSG(somebody_takes(), "message %lu: NIC %d is idle", n, idle);
+        }
+        draw_all(0, others);
+        for (int i = 0; i < NICS; i++) {
+            atomic_fetch_sub(&r2_eng.inflight[i], others[i]);
+            others[i] = 0;
+        }
+        remote_end(&r);
+    }
+}
+
 int main(int argc, char **argv)
 {
     remote_engine(NICS, "R2CCL_CHUNK=64K R2CCL_RAMP=0");

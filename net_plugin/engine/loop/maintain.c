@@ -134,6 +134,14 @@ static bool just_begun(const struct r2_path *path, uint64_t now)
            now - from < PATIENCE_NS;
 }
 
+/* It is tried until it works, even if it would only stand by: the peer may have no other path on
+ * its NIC, and takes that for broken until then. */
+static bool is_lost(const struct r2_path *path)
+{
+    return r2_past_carried(path->past) &&
+           (path->health.state == R2_HEALTH_FAILED || path->health.state == R2_HEALTH_PROBING);
+}
+
 /* For one local NIC: the best pair, and the next best ones while that is not up. */
 static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool extra,
                     unsigned allowed)
@@ -154,7 +162,7 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
                                     : r2_path_obtain(p, lnic, order[i], via);
         if (!path)
             continue;
-        if (up > (extra ? 1 : 0)) { /* stood in for a better pair, which is back */
+        if (up > (extra ? 1 : 0) && !is_lost(path)) { /* stood in for a better pair, now back */
             r2_path_set_role(path, R2_ROLE_SPARE);
             continue;
         }

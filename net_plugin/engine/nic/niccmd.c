@@ -86,20 +86,57 @@ static void tick_fault(int nic, uint64_t now)
 
 /* ---- drains and weights */
 
+/* No other NIC of ours has a path to the peer that could carry what this one does. */
+static bool is_sole_way(const struct r2_peer *p, int nic)
+{
+    bool here = false, elsewhere = false;
+
+    if (p->life != R2_PEER_ALIVE || r2_list_empty(&p->conn_list))
+        return false;
+    R2_FOR_EACH_PATH (path, p) {
+        if (r2_path_may(path) < R2_MAY_LAST_RESORT || !r2_path_suffices(path))
+            continue;
+        here |= path->lnic == nic;
+        elsewhere |= path->lnic != nic;
+    }
+    return here && !elsewhere;
+}
+
+/* Without the NIC the job would stand still; says why. A NIC that is usable, for all that is known
+ * of it, need not reach anybody. */
+static bool is_last(int nic, char *why, size_t size)
+{
+    char who[R2_PEER_WHO];
+    bool sole = false;
+    int left = r2_nic_others(nic);
+
+    snprintf(why, size, "the last usable NIC of this process%s",
+             r2_eng.device_memory ? " with RDMA, which memory of GPUs needs" : "");
+    R2_FOR_EACH_PEER(p)
+    {
+        r2_peer_lock(p);
+        if (!sole && left && is_sole_way(p, nic)) {
+            sole = true;
+            snprintf(why, size, "the last usable NIC: no other one has a path to %s",
+                     r2_peer_who(p, who));
+        }
+        r2_peer_leave(p);
+    }
+    return sole || !left;
+}
+
 static int drain_nic(const struct r2_control_cmd *cmd, char *result, size_t size, uint64_t now)
 {
-    int left = r2_nic_others(cmd->nic);
+    char why[160];
+    bool last = is_last(cmd->nic, why, sizeof(why));
 
-    if (!left && !cmd->force) {
-        snprintf(
-            result, size,
-            "%s is the last usable NIC of this process%s: without it the job would stand still "
-            "(--force drains it all the same)",
-            r2_nic_name(cmd->nic),
-            r2_eng.device_memory ? " with RDMA, which memory of GPUs needs" : "");
+    if (last && !cmd->force) {
+        snprintf(result, size,
+                 "%s is %s: without it the job would stand still (--force drains it all the same)",
+                 r2_nic_name(cmd->nic), why);
         return -EBUSY;
     }
-    r2_nic_journal(cmd->nic, R2_EV_OPERATOR, left ? "drain-nic" : "drain-nic --force");
+    r2_nic_journal(cmd->nic, R2_EV_OPERATOR, last ? "drain-nic --force" : "drain-nic");
     r2_nicstate_drain(cmd->nic, now);
     snprintf(result, size, "%s is being drained", r2_nic_name(cmd->nic));
     return 0;
