@@ -46,10 +46,3 @@ def test_over_ipv6(build: Build, run_bounded: RunBounded, seed: int) -> None:
 def assert_commits(text: str) -> None:
     commits = re.search(r"(\d+) plans committed", text)
     assert commits and int(commits[1]) > 0, text
-
-
-@pytest.mark.soak
-def test_the_model_with_two_epochs_and_a_crash(build: Build, run_bounded: RunBounded) -> None:
-    program = build.path / "tests/unit/test_agree_model"
-    finished = run_bounded([program, "-t", "400"], env={"R2_LONG": "1"}, timeout=500)
-    assert "ok   two_epochs" in finished.stdout

@@ -98,34 +98,6 @@ TEST(frames_count)
     remote_end(&r);
 }
 
-static bool together(void)
-{
-    bool same;
-
-    r2_peer_lock(path_of(0)->peer);
-    same = path_of(0)->hb.at == path_of(1)->hb.at;
-    r2_peer_unlock(path_of(0)->peer);
-    return same;
-}
-
-/* Paths that nothing is under way on are asked together, however their turns lay before. */
-TEST(calm_paths_go_together)
-{
-    struct r2_bulk b;
-
-    begin();
-    use(1, &b);
-    fake_pass_ms(3 * BEAT_MS);
-    CHECK_EQ(remote_ack_range(ep[1], &r, b.seq, b.offset, b.len), 0);
-    fake_pass_ms(14 * BEAT_MS); /* until then it is asked as if it were in use */
-    FAKE_AWAIT(4 * SELDOM_MS, together());
-    for (int i = 0; i < 5; i++) { /* and stay so */
-        fake_pass_ms(SELDOM_MS / 4);
-        CHECK(together());
-    }
-    remote_end(&r);
-}
-
 /* The path in use goes silent; the other one, last asked a while ago, is asked now, and its answer
  * lets the verdict fall long before its own turn. */
 TEST(silence_in_use)
@@ -192,7 +164,6 @@ TEST(old_answers_prove_nothing)
 
 int main(int argc, char **argv)
 {
-
     data = calloc(1, MSG);
     CHECK(data);
     remote_engine(2, "R2CCL_HEARTBEAT=100 heartbeat_idle=2000 heartbeat_misses=1 "

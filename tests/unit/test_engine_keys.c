@@ -157,48 +157,6 @@ TEST(stranded_memory)
     remote_end(&r);
 }
 
-/* All queue pairs fail: sockets stand in. One comes back: sockets stand by. */
-TEST(last_resort_and_back)
-{
-    struct r2_ep *a, *b, *tcp, *again;
-    struct r2_req *req;
-    uint64_t sum = 0;
-
-    begin(true);
-    a = remote_via(&r, 0, R2_VIA_VERBS, 1000);
-    b = remote_via(&r, 1, R2_VIA_VERBS, 1000);
-    CHECK(a && b);
-    fake_fail(a, EIO, false);
-    fake_fail(b, EIO, false);
-    tcp = remote_via(&r, 0, R2_VIA_TCP, 2000);
-    CHECK(tcp);
-    CHECK(fake_up(tcp));
-    req = isend(mr);
-    CHECK_EQ(cts(tcp, 0, 0x10000, 7, 8), 0);
-    for (int i = 0; i < 1000 && sum < MSG; i++) {
-        sum += carry(tcp, tcp, 7);
-        fake_pass_ms(1);
-    }
-    CHECK_EQ(sum, MSG);
-    CHECK_EQ(remote_test(req, 100, NULL), 1);
-
-    again = remote_via(&r, 0, R2_VIA_VERBS, 3000);
-    CHECK(again && again != a);
-    CHECK(fake_up(again));
-    CHECK(remote_prove(&r, again));
-    fake_pass_ms(150); /* the planner's turn */
-    req = isend(mr);
-    CHECK_EQ(cts(again, 1, 0x10000, 7, 8), 0);
-    CHECK_EQ(carry(tcp, again, 7), 0);
-    for (int i = 0; i < 1000 && sum < 2 * MSG; i++) {
-        sum += carry(again, again, 7);
-        fake_pass_ms(1);
-    }
-    CHECK_EQ(sum, 2 * MSG);
-    CHECK_EQ(remote_test(req, 100, NULL), 1);
-    remote_end(&r);
-}
-
 /* The receiver says FENCED only when the transport has confirmed it. */
 TEST(unconfirmed_fence)
 {
@@ -485,7 +443,6 @@ TEST(fenced_socket_does_not_flush)
 
 int main(int argc, char **argv)
 {
-
     fake_offers = R2_OFFER_ROCE;
     remote_engine(2, "R2CCL_CHUNK=32K");
     r2_eng.device_memory = true; /* before its threads have anything to read it for */

@@ -345,7 +345,6 @@ TEST(stands_by_unless_named)
 
 int main(int argc, char **argv)
 {
-
     fake_offers = R2_OFFER_ROCE;
     remote_engine(2, "R2CCL_CHUNK=64K R2CCL_RAMP=10ms");
     return check_main(argc, argv);

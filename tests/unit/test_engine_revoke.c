@@ -363,7 +363,6 @@ TEST(no_blame)
 
 int main(int argc, char **argv)
 {
-
     fake_offers = R2_OFFER_ROCE;
     remote_engine(2, "R2CCL_CHUNK=32K");
     return check_main(argc, argv);

@@ -89,7 +89,6 @@ TEST(limited_carriers)
 
 int main(int argc, char **argv)
 {
-
     fake_offers = R2_OFFER_ROCE;
     remote_engine(3, "R2CCL_CHUNK=32K R2CCL_RAMP=0");
     return check_main(argc, argv);

@@ -171,7 +171,6 @@ TEST(sockets_that_stand_by)
 
 int main(int argc, char **argv)
 {
-
     fake_offers = R2_OFFER_ROCE;
     remote_engine(2, "R2CCL_CHUNK=32K R2CCL_MODE=migrate");
     return check_main(argc, argv);

@@ -244,20 +244,6 @@ TEST(slow_and_lossy_in_turn)
     remote_end(&r);
 }
 
-TEST(spare_takes_over)
-{
-    begin(2);
-    weigh(1, 0);
-    post();
-    CHECK_EQ(one(1), 0);
-    CHECK_GT(one(0), 0);
-    CHECK_EQ(one(1), 0);
-    fake_fail(ep[0], ECONNRESET, false);
-    CHECK_GT(one(1), 0);
-    CHECK_GT(one(1), 0);
-    remote_end(&r);
-}
-
 /* A sibling whose heartbeat is overdue holds nobody's share up. */
 TEST(silent_sibling)
 {
@@ -276,36 +262,6 @@ TEST(silent_sibling)
     remote_end(&r);
 }
 
-TEST(equal_weights_cost_nothing)
-{
-    begin(2);
-    post();
-    for (int i = 0; i < 10; i++) {
-        CHECK_GT(one(0), 0);
-        CHECK_GT(one(1), 0);
-    }
-    r2_peer_lock(r.conn->peer); /* ticks write them */
-    CHECK(!r.conn->peer->shares.limited);
-    CHECK_EQ(r.conn->peer->shares.recent, 0);
-    CHECK_EQ(path_of(0)->share.recent, 0);
-    r2_peer_unlock(r.conn->peer);
-    remote_end(&r);
-}
-
-TEST(verdict_local)
-{
-    struct r2_ep *again;
-
-    begin(3);
-    r2_nicstate_located(1, "test says so", r2_now_ns());
-    CHECK(remote_wait_flag(&ep[1]->is_shut));
-    CHECK(!atomic_load(&ep[0]->is_shut) && !atomic_load(&ep[2]->is_shut));
-    again = fake_find(r.id, 1, 1, ep[1]->params.gen); /* probing has begun */
-    CHECK(again);
-    remote_nic_back(1);
-    remote_end(&r);
-}
-
 static bool nic_back(int nic, int ms)
 {
     for (int i = 0; i < ms && r2_nic_word(nic) == R2_NIC_FAILED; i++)
@@ -320,7 +276,6 @@ TEST(within_the_node)
     struct r2_wire_addr addr;
     struct r2_ep *again;
 
-    CHECK(nic_back(1, REMOTE_WAIT_MS)); /* after the verdict of the test before */
     for (int within = 1; within >= 0; within--) {
         remote_new(&r, true, 3);
         r.number = within ? -9 : r.number; /* its NICs have the addresses of ours */
@@ -347,7 +302,6 @@ TEST(within_the_node)
 
 int main(int argc, char **argv)
 {
-
     data = calloc(1, MSG);
     if (!data)
         return 1;

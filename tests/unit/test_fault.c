@@ -42,16 +42,6 @@ TEST(after_operations)
     CHECK(r2_fault_none(NIC));
 }
 
-TEST(healthy)
-{
-    uint64_t retry;
-
-    r2_fault_clear(NIC);
-    CHECK_EQ(allow(R2_FAULT_TX, 12345, &retry), 12345);
-    CHECK(!r2_fault_is(NIC, R2_SEG_FAULT_BLACKHOLE, R2_FAULT_TX));
-    text_is("");
-}
-
 TEST(directions)
 {
     uint64_t retry = 1;
@@ -88,19 +78,6 @@ TEST(after_bytes)
     CHECK(!r2_fault_tick(NIC, r2_now_ns()));
     CHECK_EQ(allow(R2_FAULT_TX, 1, &retry), 0);
     r2_fault_clear(NIC);
-}
-
-TEST(until)
-{
-    uint64_t now = r2_now_ns(), retry;
-
-    set((struct r2_fault){.kind = R2_SEG_FAULT_ERROR, .tx = true, .for_ns = R2_NS_PER_S});
-    CHECK(r2_fault_tick(NIC, now));
-    CHECK(!r2_fault_tick(NIC, now + R2_NS_PER_S - 1));
-    CHECK_EQ(allow(R2_FAULT_TX, 9, &retry), 0);
-    CHECK(r2_fault_tick(NIC, r2_now_ns() + R2_NS_PER_S));
-    CHECK_EQ(allow(R2_FAULT_TX, 9, &retry), 9);
-    text_is("");
 }
 
 /* The time counts from when the fault strikes, not from the command. */
