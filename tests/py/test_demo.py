@@ -24,8 +24,8 @@ from r2ccl_ctl import paths
 from r2ccl_ctl.control import Process, list_processes
 from r2ccl_ctl.demo import DemoSpec, Report
 from r2ccl_ctl.demo import screen as screens
-from r2ccl_ctl.demo.evidence import Outcome, judge_failure, judge_recovery
-from r2ccl_ctl.demo.feeds import JobFeed, Sample, Window
+from r2ccl_ctl.demo.evidence import Outcome, innocent_downs, judge_failure, judge_recovery
+from r2ccl_ctl.demo.feeds import JobFeed, Sample, Timeline, Window
 from r2ccl_ctl.demo.picture import save_picture
 from r2ccl_ctl.demo.plan import Action, Phase
 from r2ccl_ctl.demo.report import Deed, PhaseResult, build_report, event_rows, phase_rows
@@ -175,6 +175,11 @@ def test_missed_recovery_is_seen() -> None:
     assert judge_recovery(failure(), NIC, 900 * MS, 4000 * MS).missing
 
 
+def test_innocent_paths() -> None:
+    assert innocent_downs(failure(), [NIC]) == 0
+    assert innocent_downs(failure(), ["127.0.3.1"]) == 3
+
+
 # The plan
 
 
@@ -211,10 +216,48 @@ def test_what_cannot_be_shown(change: dict[str, Any], says: str) -> None:
         replace(DemoSpec(), **change).check()
 
 
+def test_one_nic_is_always_left() -> None:
+    for nics in range(2, 17):
+        spec = DemoSpec(nics=nics)
+        assert min(p.nics for p in spec.phases()) >= 1
+        assert len(set(spec.victims)) == len(spec.victims)
+
+
 def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(R2UsageError, match="cannot write there"):
         DemoSpec(output=tmp_path / "file" / "folder").make_folder()
+
+
+# Feeds
+
+
+def line(end_ms: float, iteration: int, wrong: int = 0, ms: float = 50) -> str:
+    row = {
+        "t": end_ms / 1e3,
+        "monotonic_ns": int(end_ms * MS),
+        "iteration": iteration,
+        "size": 100_000_000,
+        "time_us": ms * 1e3,
+        "wrong": wrong,
+    }
+    return json.dumps(row) + "\n"
+
+
+def test_timeline_is_followed(tmp_path: Path) -> None:
+    path = tmp_path / "timeline"
+    timeline = Timeline(path)
+    assert timeline.poll() == []
+    text = line(1000, 1) + line(1100, 2, wrong=3)
+    path.write_text(text[:-20])
+    (first,) = timeline.poll()
+    assert (first.begin_ns, first.end_ns) == (950 * MS, 1000 * MS)
+    assert first.algbw_gbs == pytest.approx(2.0)
+    assert timeline.poll() == []
+    path.write_text(text)
+    (second,) = timeline.poll()
+    assert (second.begin_ns, second.wrong) == (1000 * MS, 3)
+    assert timeline.windows == [first, second]
 
 
 # The report
@@ -277,6 +320,14 @@ def test_picture(tmp_path: Path) -> None:
     assert report.picture is not None, report.picture_problem
     data = report.picture.read_bytes()
     assert data.startswith(b"\x89PNG") and len(data) > 10_000
+
+
+def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    report = make_report(tmp_path, windows(20))
+    save_picture(report)
+    assert report.picture is None and "matplotlib" in report.picture_problem
+    assert report.ok
 
 
 # Screens

@@ -109,16 +109,12 @@ def test_sockets_hang_and_are_started_anew(tmp_path: Path, monkeypatch: Any) -> 
     monkeypatch.setattr(figures, "carried", lambda _bed: [0, time.monotonic_ns()])
     figures.run_all(bed, opts, 0, found)
     assert not found.problems and not found.left_out, (found.problems, found.left_out)
-    rows = {(row.state, row.load): row.figures for row in found.rows}
-    assert [*rows] == [
+    assert [(row.state, row.load) for row in found.rows] == [
         ("healthy", 10),
         ("healthy", 20),
         ("through the loss", 20),
         ("restarted, NIC lost", 20),
     ]
-    assert rows["healthy", 20]["unanswered"] == 0
-    assert rows["through the loss", 20]["unanswered"] > 0
-    assert rows["restarted, NIC lost", 20]["unanswered"] == 0
     took = found.notes["sockets restart"]
     assert 0 < took["kill_to_first_token_s"] < took["loss_to_first_token_s"]
     assert bed.orders == [("carrier", 0, 1), ("up", 0, 1)] and len(figures.table(found)) == 6

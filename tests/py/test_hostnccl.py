@@ -10,6 +10,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -180,6 +181,32 @@ def test_ranks_without_rendezvous(build: Build) -> None:
     env = {"R2CCL_RANK": "0", "R2CCL_NRANKS": "2"}
     done = run_process([build.perf], env=env, code=2, timeout=20)
     assert "R2CCL_RENDEZVOUS" in done.stderr
+
+
+# NCCL's AllReduce, and then one value of the result is another.
+WRONG = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stddef.h>
+int ncclAllReduce(void *send, float *recv, size_t n, int type, int op, void *comm, void *stream)
+{
+    int (*real)(void *, float *, size_t, int, int, void *, void *) = dlsym(RTLD_NEXT, __func__);
+    int result = real(send, recv, n, type, op, comm, stream);
+
+    recv[n / 2] += 1;
+    return result;
+}
+"""
+
+
+def test_a_wrong_value_is_found(build: Build, tmp_path: Path) -> None:
+    """What every test with r2ccl_perf rests on."""
+    compiler = shutil.which("gcc") or missing("build", "no gcc in PATH")
+    (tmp_path / "wrong.c").write_text(WRONG)
+    library = tmp_path / "wrong.so"
+    run_process([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "wrong.c", "-ldl"])
+    result = perf(build, tmp_path, 2, "-b 4K -n 1 -w 0", {"LD_PRELOAD": str(library)})
+    assert set(result.codes) == {1} and result.wrong > 0, str(result)
 
 
 # ---- failures end, in bounded time, and say why

@@ -14,7 +14,7 @@ from r2ccl_ctl.lab import (
     parse_counts,
     parse_rate,
 )
-from r2ccl_ctl.lab.spec import VARIANTS
+from r2ccl_ctl.lab.spec import VARIANTS, netns_pattern
 from r2ccl_ctl.lab.state import Cut, LabState, Store
 
 
@@ -89,6 +89,12 @@ def test_routes_of_variants() -> None:
     assert [r.destination for r in default.node_routes(0)] == ["default"]
     assert default.node_routes(1) == []
     assert LabSpec().node_routes(0) == []
+
+
+def test_names_of_labs_do_not_overlap() -> None:
+    assert netns_pattern("a").fullmatch("a-n12") and netns_pattern("a").fullmatch("a-fab")
+    for other in ("a-b-n1", "aa-n1", "a-n", "a-n1x", "b-fab"):
+        assert not netns_pattern("a").fullmatch(other)
 
 
 def test_state_survives_its_file(tmp_path: Path) -> None:

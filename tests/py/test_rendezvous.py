@@ -1,5 +1,5 @@
 """How ranks of r2ccl_perf find each other where the port is not theirs alone, and the ports that
-`launch` gives. Rung 3.
+`launch` gives. Rung 3; one case makes a network namespace (rung 4).
 
 Not proven: that no program outside R2CCL takes a port between its choice and rank 0's bind.
 """
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from conftest import Build
+from conftest import Build, run_process
 from segment_bed import until
 
 from r2ccl_ctl import launch, ports
@@ -248,6 +248,48 @@ def test_ranks_that_do_not_come(start: Start) -> None:
     assert time.monotonic() - begin < 30
 
 
+SELF = """
+import os, pathlib, subprocess, sys, time
+def low_high(low, high):
+    pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").write_text(f"{low} {high}")
+def opened():
+    lines = [line.split() for line in open("/proc/net/snmp") if line.startswith("Tcp:")]
+    return int(lines[1][lines[0].index("ActiveOpens")])
+def rank(number):
+    env = {**os.environ, "R2CCL_RANK": str(number), "R2CCL_NRANKS": "2",
+           "R2CCL_RENDEZVOUS": "127.0.0.1:29600"}
+    return subprocess.Popen([sys.argv[1], "-b", "1K", "-n", "1", "--timeout", "40"], env=env)
+subprocess.run([sys.argv[2], "link", "set", "lo", "up"], check=True)
+low_high(29600, 29601)  # 29600 is the source port of whoever connects
+second = rank(1)
+end = time.monotonic() + 40
+while opened() < 3 and time.monotonic() < end:
+    time.sleep(0.01)
+print("opened", opened(), flush=True)
+low_high(32768, 60999)
+codes = [rank(0).wait(timeout=50), second.wait(timeout=50)]
+sys.exit(0 if codes == [0, 0] else f"exit codes {codes}")
+"""
+
+
+@pytest.mark.lab
+def test_a_rank_does_not_talk_to_itself(lab_rights: None, build: Build) -> None:
+    """A connection to a port where nobody listens yet may get that very port as its own: then it is
+    established, with itself."""
+    import shutil
+
+    ip = shutil.which("ip", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+    assert ip, "no `ip` in PATH (package iproute2)"
+    rights = ["-n"] if os.geteuid() == 0 else ["-rn"]
+    env = {"HOSTNCCL_BOOTSTRAP_ADDR": "127.0.0.1", "HOSTNCCL_SOCKET_ADDRS": "127.0.0.1"}
+    run_process(
+        ["unshare", *rights, sys.executable, "-c", SELF, build.perf, ip],
+        env={**env, "NCCL_NET_PLUGIN": "none", "R2CCL_RENDEZVOUS_TIMEOUT": "30"},
+        timeout=150,
+        code=0,
+    )
+
+
 # ---- the ports that `launch` gives
 
 
@@ -300,6 +342,14 @@ def test_ports_that_somebody_has(address: str) -> None:
         pytest.skip(f"{address}: {err}")
     with server, Ports(1, some) as held:
         assert held.numbers == some[1:]
+
+
+def test_kernels_ports_where_none_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "quiet_ports", lambda: range(10240, 10240 + ports.LEAST - 1))
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    with Ports(2) as held:
+        assert len(set(held.numbers)) == 2
+        assert all(low <= port <= high for port in held.numbers)
 
 
 def test_quiet_ports_are_read_from_the_kernel(

@@ -358,7 +358,7 @@ TEST(one_epoch)
     explore((struct bounds){.indexes = 3, .proposals = 1, .crashes = 2, .states = 20000000});
 }
 
-/* Tens of seconds with R2_LONG=1 in the environment, as test_agree_stress.py sets it; 2: minutes, gigabytes. */
+/* Tens of seconds with R2_LONG=1 in the environment, as a soak test has it; 2: minutes, and GBs. */
 TEST(two_epochs)
 {
     if (!getenv("R2_LONG")) {
