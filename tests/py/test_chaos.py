@@ -88,6 +88,9 @@ def test_what_is_granted_to_plans_and_gpus() -> None:
     assert [line.split(":")[0] for line in cuda] == ["threads"]
     leak = [held.Held(50, 10 + 5 * held.THREADS_PER_PLAN, 60)]
     assert held.over(leak, start, held.granted(plans=True, cuda=True))
+    several = [held.Held(50, 16, 60)]  # ranks of a node: NCCL's threads of their communicator
+    assert held.over(several, start, held.granted(plans=True, cuda=False))
+    assert held.over(several, start, held.granted(plans=True, cuda=False, per_node=2)) == []
 
 
 def test_second_half_of_a_round() -> None:
