@@ -99,8 +99,8 @@ class Under(NamedTuple):
     plans: bool = False
     direct: bool = False
 
-    def granted(self) -> Held:
-        return granted(self.plans or self.direct, cuda=self.nccl != STANDIN)
+    def granted(self, per_node: int) -> Held:
+        return granted(self.plans or self.direct, self.nccl != STANDIN, per_node)
 
 
 class KeeperError(AssertionError):
@@ -422,11 +422,12 @@ def round_of(build: Build, seed: int, lab: Lab | None, seconds: float, under: Un
             job.moving()
             start = look(job)
             trouble(job, monkey, seconds)
-            grown = settled(job, start, under.granted())
+            may = under.granted(spec["per_node"])
+            grown = settled(job, start, may)
             job.finish(90)
             kept = under.plans or under.direct
             changes = f"{len(job.sides[0].named('plan'))} plans, " if kept else ""
-            more = over(grown, start, under.granted()) + still_growing(monkey.looks, seconds)
+            more = over(grown, start, may) + still_growing(monkey.looks, seconds)
             assert not more, "; ".join(more)
         except (AssertionError, pytest.fail.Exception, R2Error, OSError):
             if monkey.keeper.wrong is not None:

@@ -23,6 +23,7 @@ MIB_OVER_START = 96  # resident: what a path's buffers and the stand-in's copies
 MIB_OF_CUDA = 192  # what its libraries take after the first collectives
 # What a communicator holds that carries AllReduce out itself.
 THREADS_PER_PLAN, FDS_PER_PLAN, MIB_PER_PLAN = 1, 16, 96
+THREADS_OF_NODE = 3  # NCCL's, of the communicator of a node's ranks, if they are several
 LONG_S = 300.0  # in half of that every pair of NICs has had to stand in
 MIB_OVER_FIRST_HALF = 48
 
@@ -60,11 +61,12 @@ def look(job: PerfJob) -> list[Held]:
         return []
 
 
-def granted(plans: bool, cuda: bool) -> Held:
+def granted(plans: bool, cuda: bool, per_node: int = 1) -> Held:
     """What a rank may hold beyond a job's growth that has plans, or uses GPUs."""
     more = 1 if plans else 0
     mib = MIB_PER_PLAN * more + (MIB_OF_CUDA if cuda else 0)
-    return Held(FDS_PER_PLAN * more, THREADS_PER_PLAN * more, mib)
+    threads = THREADS_PER_PLAN + (THREADS_OF_NODE if per_node > 1 else 0)
+    return Held(FDS_PER_PLAN * more, threads * more, mib)
 
 
 def over(now: list[Held], start: list[Held], more: Held) -> list[str]:
