@@ -122,8 +122,9 @@ def _complete(text: str) -> list[str]:
 def config_check(as_json: bool) -> None:
     """Check the variables of this shell for mistakes.
 
-    It finds misspelt names, bad values and contradictions. It looks at NCCL's variables too, as far as an NCCL is found from here. Ends with 0 without a
-    problem, 1 with warnings, 2 if NCCL would ignore R2CCL.
+    It finds misspelt names, bad values and contradictions. It looks at NCCL's variables too, as far
+    as an NCCL is found from here. Ends with 0 without a problem, 1 with warnings, 2 if NCCL would
+    ignore R2CCL.
 
     \b
     Example:

@@ -62,11 +62,11 @@ def apply(
 ) -> None:
     """Apply the fault rules of FILE to running processes.
 
-    FILE `-` is standard input. A line is `NIC KIND [direction=tx|rx|both] [after=BYTES] [ops=N] [for=DURATION] [at=DURATION]`,
-    with the words of fail-nic; KIND `recover` is recover-nic. `ops`: the fault begins at that send
-    or receive of each process. `at` is counted from now; the command ends after the last rule. All
-    rules are checked before the first one is applied. If a rule cannot be applied (no process has
-    that NIC), the later ones are applied all the same.
+    FILE `-` is standard input. A line is `NIC KIND [direction=tx|rx|both] [after=BYTES] [ops=N]
+    [for=DURATION] [at=DURATION]`, with the words of fail-nic; KIND `recover` is recover-nic. `ops`:
+    the fault begins at that send or receive of each process. `at` is counted from now; the command
+    ends after the last rule. All rules are checked before the first one is applied. If a rule
+    cannot be applied (no process has that NIC), the later ones are applied all the same.
 
     The command ends early when no process is left. Then, and after Ctrl-C or SIGTERM, it lists the
     faults that may still be there. --check ends with 1 if no process has a NIC of the file, unless

@@ -269,9 +269,9 @@ def plan_off(
     """Return to NCCL's own choice.
 
     It begins at the next operation that the ranks agree on. It holds for R2CCL_ALLREDUCE=direct,
-    too. One process of a communicator is enough: the command holds for all its ranks, until plan on. The
-    job survives the loss of NICs as before. Ends with 1 when no process of a job has a communicator
-    that could have a plan; with 0 if plans are off already.
+    too. One process of a communicator is enough: the command holds for all its ranks, until plan
+    on. The job survives the loss of NICs as before. Ends with 1 when no process of a job has a
+    communicator that could have a plan; with 0 if plans are off already.
 
     \b
     Example:

@@ -76,8 +76,8 @@ def lacks(nccl: Path, as_json: bool) -> None:
 def build_(nccl: Path, output: Path) -> None:
     """Make a library with NCCL's name for a newer NCCL.
 
-    It has every function of that NCCL. Those that the shim does not know are passed on as they are. Needs a C compiler. Keep
-    libnccl-net-r2ccl.so beside it or in one of the two folders above.
+    It has every function of that NCCL. Those that the shim does not know are passed on as they are.
+    Needs a C compiler. Keep libnccl-net-r2ccl.so beside it or in one of the two folders above.
 
     \b
     Example:

@@ -70,9 +70,9 @@ def trace(
 ) -> None:
     """Write a trace of all ranks, for Perfetto or Chrome.
 
-    Open it at ui.perfetto.dev or chrome://tracing. Each failover is a span with its stages: detected, told to the peer, fenced, replayed, resumed.
-    Every event of the journals is a mark. Journals hold the last 1024 events of a rank, also of one
-    that has ended (until `r2ccl-ctl gc`).
+    Open it at ui.perfetto.dev or chrome://tracing. Each failover is a span with its stages:
+    detected, told to the peer, fenced, replayed, resumed. Every event of the journals is a mark.
+    Journals hold the last 1024 events of a rank, also of one that has ended (until `r2ccl-ctl gc`).
 
     With --for, counters show what each NIC sends, and collectives per second and bus
     bandwidth of each communicator (with the shim). A record of `validate` has them already.

@@ -216,8 +216,8 @@ def test_cases_of_others_have_their_tests() -> None:
                 folder = "unit" if word.endswith(".c") else "py"
                 source = (ROOT / "tests" / folder / word).read_text(encoding="utf-8")
             else:
-                case = f"TEST({word.removeprefix('test_')})"
-                assert f"{word}(" in source or case in source, (
+                case = rf"\b(TEST|PROCESSES)\({word.removeprefix('test_')}\b"
+                assert f"{word}(" in source or re.search(case, source), (
                     f"{word} of {row.strip()} is no case of that file"
                 )
 
@@ -227,7 +227,9 @@ def test_invariants_name_tests_that_exist() -> None:
     files = [path for path in (ROOT / "tests").rglob("*") if path.suffix in (".c", ".py")]
     names = {path.name for path in files} | {path.stem.removeprefix("test_") for path in files}
     for path in files:
-        found = re.findall(r"\bTEST\((\w+)\)|\b(\w+)\(", path.read_text(encoding="utf-8"))
+        found = re.findall(
+            r"\b(?:TEST|PROCESSES)\((\w+)|\b(\w+)\(", path.read_text(encoding="utf-8")
+        )
         names |= {(case or word).removeprefix("test_") for case, word in found}
     lines = (ROOT / "docs/invariants.md").read_text(encoding="utf-8").splitlines()
     rows = [line.split(" | ") for line in lines if line.startswith("| ")][1:]
