@@ -146,32 +146,6 @@ TEST(older_heartbeat)
     CHECK(r2_hb_next(&w) == UINT64_MAX);
 }
 
-/* Where round trips take longer than the settings' heartbeats, more of these are waited for, and
- * what is quiet says nothing. */
-TEST(long_way)
-{
-    struct r2_hb_watch w = {.interval = 100 * MS,
-                            .misses = 3,
-                            .unanswered = 2,
-                            .beat_age = 290 * MS,
-                            .look_age = 90 * MS,
-                            .quiet = 290 * MS,
-                            .hasty = true,
-                            .srtt = 400 * MS,
-                            .var = 30 * MS};
-
-    CHECK_EQ(r2_hb_look(&w), R2_HB_NOT_YET);
-    CHECK_EQ(r2_hb_next(&w), 10 * MS);
-    w.unanswered = 5; /* of six */
-    CHECK_EQ(r2_hb_look(&w), R2_HB_NOT_YET);
-    w.beat_age = w.quiet = 600 * MS;
-    w.look_age = 30 * MS;
-    CHECK_EQ(r2_hb_look(&w), R2_HB_DUE);
-    w.look_age = 10 * MS; /* never right behind another */
-    CHECK_EQ(r2_hb_look(&w), R2_HB_NOT_YET);
-    CHECK_EQ(r2_hb_next(&w), 15 * MS);
-}
-
 static struct r2_hb_watch later_by(struct r2_hb_watch w, uint64_t ns)
 {
     w.beat_age += ns;

@@ -57,34 +57,6 @@ static void run(struct world *w, const unsigned *speed, uint64_t bytes, uint32_t
     }
 }
 
-TEST(all_full)
-{
-    struct world w = {.n = 4};
-    const unsigned speed[] = {4, 1, 2, 1};
-
-    for (int i = 0; i < 4; i++)
-        w.share[i].weight = 1000;
-    weigh(&w);
-    CHECK(!w.set.limited);
-    run(&w, speed, 64 * MB, 64 * KB);
-    CHECK_EQ(w.sent[0], 32 * MB);
-    CHECK_EQ(w.sent[1], 8 * MB);
-    CHECK_EQ(w.set.recent, 0); /* nothing is counted */
-}
-
-/* Equal but low weights limit nobody: a slow one must not hold the other up. */
-TEST(equal_low)
-{
-    struct world w = {.n = 2};
-    const unsigned speed[] = {9, 1};
-
-    w.share[0].weight = w.share[1].weight = 100;
-    weigh(&w);
-    CHECK(!w.set.limited);
-    run(&w, speed, 10 * MB, 64 * KB);
-    CHECK_EQ(w.sent[0], 9 * w.sent[1]);
-}
-
 TEST(share)
 {
     static const uint32_t weights[] = {1, 50, 100, 333, 500, 900};
