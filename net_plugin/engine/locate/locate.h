@@ -4,8 +4,7 @@
  * from the NIC to NICs of the peer and of third nodes, and from other local NICs to the NIC at the
  * failed path's other end; tells the processes at the other ends over living paths what it has
  * seen, as they do (SEEN); and hands everything to the pure part (verdict.h). At most one round per
- * NIC runs at a time, however many connections and peers lost a path. It lasts half a second at
- * most.
+ * NIC runs at a time, however many connections and peers lost a path. It lasts 0.7 s at most.
  *
  * Threads: everything that decides runs on I/O thread 0. The functions marked [any] only put a
  * note into a bounded inbox and may be called under a peer's lock; the inbox is a leaf lock.

@@ -13,7 +13,7 @@
 #define R2_SETTLE_NS (15 * R2_NS_PER_MS)  /* paths that fail together come into one round */
 #define R2_TRY_NS (90 * R2_NS_PER_MS)     /* between tries: one lost packet proves nothing */
 #define R2_WINDOW_NS (320 * R2_NS_PER_MS) /* after it a probe without answer was silent */
-#define R2_ANSWER_NS (440 * R2_NS_PER_MS) /* for what the other ends have seen */
+#define R2_ANSWER_NS (2 * R2_WINDOW_NS)   /* for what the other ends see, who may begin later */
 #define R2_SLACK_NS (100 * R2_NS_PER_MS)  /* evidence this much older than the failure counts */
 #define R2_REPEAT_NS (1 * R2_NS_PER_S)    /* a verdict on the same pair stands for so long */
 
