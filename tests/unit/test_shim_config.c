@@ -1,5 +1,4 @@
-/* What the shim makes of a communicator's configuration, over the no-op NCCL. Rung 2. That plans'
- * communicators get it too: test_shim_beside.c. */
+/* What the shim makes of a communicator's configuration, over the no-op NCCL. Rung 2. */
 #define _GNU_SOURCE
 #include <sys/mman.h>
 

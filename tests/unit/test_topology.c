@@ -374,19 +374,6 @@ TEST(finish)
     CHECK(strcmp(nics[0].name, nics[1].name));
 }
 
-TEST(finish_tenth)
-{
-    struct r2_nic nics[2];
-    uint64_t seed[2] = {1, 2};
-
-    memset(nics, 0, sizeof(nics));
-    nics[0].speed_known = nics[1].speed_known = true;
-    nics[0].speed_mbps = 1000000;
-    nics[1].speed_mbps = 100000;
-    r2_pick_finish(nics, 2, seed);
-    CHECK_EQ(nics[1].weight, 10); /* exactly a tenth still takes part */
-}
-
 /* ---- orders ---- */
 
 static void place(struct r2_nic *nic, const char *pci, int numa)
@@ -424,46 +411,6 @@ TEST(failover_order)
     nics[4].weight = 0;
     check_order(nics, 6, 0, "032154");
     check_order(nics, 6, 4, "403251"); /* home first even if it is a spare */
-}
-
-TEST(failover_order_flat)
-{
-    struct r2_nic nics[4];
-
-    for (int i = 0; i < 4; i++) {
-        place(&nics[i], "", -1);
-    }
-    check_order(nics, 4, 0, "0123");
-    check_order(nics, 4, 1, "1230");
-    check_order(nics, 4, 3, "3012");
-    check_order(nics, 1, 0, "0");
-}
-
-TEST(failover_order_is_permutation)
-{
-    for (unsigned long i = check_rounds(2000); i > 0; i--) {
-        struct r2_nic nics[R2_MAX_NICS];
-        int order[R2_MAX_NICS];
-        int n = 1 + (int)check_below(R2_MAX_NICS);
-        int home = (int)check_below((uint64_t)n);
-        unsigned seen = 0;
-
-        for (int k = 0; k < n; k++) {
-            char path[64];
-
-            snprintf(path, sizeof(path), "/sys/devices/pci%d/%d/%d", (int)check_below(2),
-                     (int)check_below(3), (int)check_below(3));
-            place(&nics[k], check_below(4) ? path : "", (int)check_below(3) - 1);
-            nics[k].weight = check_below(4) ? 100 : 0;
-        }
-        r2_nics_order(nics, n, home, order);
-        CHECK_EQ(order[0], home);
-        for (int k = 0; k < n; k++) {
-            seen |= 1u << order[k];
-            CHECK(k < 2 || nics[order[k]].weight == 0 || nics[order[k - 1]].weight > 0);
-        }
-        CHECK_EQ(seen, (1u << n) - 1);
-    }
 }
 
 static void check_rails(const char *local, int prefixlen, int index, const char *const *remote,
