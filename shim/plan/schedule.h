@@ -24,7 +24,7 @@
  * WINDOW. Steps are numbered by rounds, which never fall along the list. An executor may work on
  * any steps of `n` consecutive rounds, n >= 1: the first round with a step that has not ended, and
  * n - 1 more. It may post and send on each stream only in list order. Under these rules no schedule
- * deadlocks, if contributions and sums have buffers of their own (tests/unit/test_direct_exec.c).
+ * deadlocks, if contributions and sums have buffers of their own (tests/unit/test_schedule.c).
  * Ports stay busy with four rounds; with one, `direct` takes 1.3 to 1.6 times the bound.
  *
  * Units: offsets and counts in elements, `piece` in bytes, weights in 1/65536.
