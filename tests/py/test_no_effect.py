@@ -10,13 +10,23 @@ import pytest
 from conftest import ROOT, Build
 
 
-def job(build: Build, ranks: int, nodes: int, **env: str) -> list[str]:
+def job(build: Build, ranks: int, nodes: int, *words: str, **env: str) -> list[str]:
     """What R2CCL says in a short job."""
     argv = [sys.executable, "-m", "r2ccl_ctl", "launch", "-n", str(ranks), "--emulate-nodes"]
     argv += [str(nodes), "--nccl", "standin", "--timeout", "60"]
     for name, value in env.items():
         argv += ["--env", f"{name}={value}"]
-    argv += ["--", str(build.path / "r2ccl_perf"), "--op", "all_reduce", "-b", "4K", "-n", "1"]
+    argv += [
+        "--",
+        str(build.path / "r2ccl_perf"),
+        "--op",
+        "all_reduce",
+        "-b",
+        "4K",
+        "-n",
+        "1",
+        *words,
+    ]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=90, cwd=ROOT)
     assert done.returncode == 0, done
     lines = (done.stdout + done.stderr).splitlines()
@@ -48,7 +58,8 @@ def test_direct_beside_a_mode(build: Build, mode: str, what: str) -> None:
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_plans_on_few_nodes(build: Build, nodes: int) -> None:
     env = {"LD_PRELOAD": str(build.path / "libr2ccl.so"), "NCCL_DEBUG": "WARN"}
-    lines = job(build, 2, nodes, R2CCL_MODE="4", **env)
+    # It is said when a rank has heard of the others, beside the operations.
+    lines = job(build, 2, nodes, "--duration", "3", R2CCL_MODE="4", **env)
     asked = "has no plans, which R2CCL_PLAN or R2CCL_MODE asks for"
     said = [line for line in lines if asked in line]
     assert len(said) == 2 and not any("without the shim" in line for line in lines), lines
