@@ -143,7 +143,7 @@ def stalls(found: Sequence[Window], change: Change, before: dict[int, float],
 @dataclass(frozen=True)
 class Bed:
     """raw: what raw TCP carried over each NIC of a node in the same run, one way; empty: not
-    measured. both: what it carried over all of them one way while as much went the other way."""
+    measured. both: what it carried over all of them one way while all nodes sent as much."""
 
     nodes: int
     nics: int
@@ -183,7 +183,7 @@ def table(bed: Bed, order: Sequence[State], rings: dict[str, dict[int, list[floa
 
 
 def _beside_raw(row: dict[str, Any], bandwidths: Sequence[float], both: float) -> dict[str, Any]:
-    """both: the share of its bandwidth that a NIC carried while as much went the other way."""
+    """both: the share of its bandwidth that a NIC carried while all nodes sent as much."""
     size, planned = row["size"], row["planned_ms"]
     more: dict[str, Any] = {
         f"raw_{name}_ms": round(model(size, bandwidths) * 1e3, 2)

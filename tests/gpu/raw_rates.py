@@ -1,7 +1,7 @@
 """What raw TCP carries over the NICs of a lab: the bandwidth that a job's times are held against.
 
-build/bench/rawsock between the first two nodes, one stream per NIC, nothing else running. Rates are
-payload bytes per second of one direction.
+build/bench/rawsock between nodes, one stream per NIC, nothing else running. Rates are payload bytes
+per second of one direction.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ports = itertools.count(21000)
 @dataclass(frozen=True)
 class Raw:
     """single: of each NIC of a node by itself, one way. both: of all NICs of a node together, one
-    way, while as much goes the other way."""
+    way, while each node sends to the next one with all its NICs: as much goes the other way."""
 
     single: tuple[float, ...]
     both: float
@@ -44,11 +44,12 @@ def middle(found: Sequence[Raw]) -> Raw:
 
 
 class _Pair:
-    """Traffic of some NICs from one node to another."""
+    """Traffic of some NICs from one node to the next one."""
 
     def __init__(self, bed: LabBed, tool: Path, sender: int, nics: Sequence[int],
                  amounts: Sequence[str]) -> None:
-        at = f"{bed.lab.address(f'n{1 - sender}', bed.oob)}:{next(_ports)}"
+        receiver = (sender + 1) % bed.nodes
+        at = f"{bed.lab.address(f'n{receiver}', bed.oob)}:{next(_ports)}"
 
         def side(node: int, *argv: str) -> subprocess.Popen[str]:
             own = [word for nic in nics for word in
@@ -56,7 +57,7 @@ class _Pair:
             return subprocess.Popen(bed.command(node, [str(tool), *argv, *own]), text=True,
                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
-        self._procs = [side(1 - sender, "--listen", at), side(sender, "--dial", at, *amounts)]
+        self._procs = [side(receiver, "--listen", at), side(sender, "--dial", at, *amounts)]
 
     def rate(self) -> float:
         """Waits for the end. LabError: it failed."""
@@ -86,5 +87,5 @@ def measure(bed: LabBed, tool: Path, rate: int) -> Raw:
 
     single = [_Pair(bed, tool, 0, [nic], amounts(1)).rate() for nic in range(bed.nics)]
     everything = range(bed.nics)
-    pairs = [_Pair(bed, tool, sender, everything, amounts(bed.nics)) for sender in (0, 1)]
+    pairs = [_Pair(bed, tool, sender, everything, amounts(bed.nics)) for sender in range(bed.nodes)]
     return Raw(tuple(single), statistics.mean(pair.rate() for pair in pairs))

@@ -298,7 +298,7 @@ def measure_raw(setup: Setup, found: Found) -> None:
         return
     found.raw.append(raw)
     say(f"  raw TCP: {', '.join(gbits(rate) for rate in raw.single)} of single NICs, "
-        f"{gbits(raw.both)} of a node each way at once")
+        f"{gbits(raw.both)} of a node each way, all nodes at once")
 
 
 def gbits(rate: float) -> str:
