@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -71,6 +72,25 @@ def gpu_count() -> int:
     if named:
         return int(named)
     return sum(1 for p in Path("/dev").glob("nvidia[0-9]*") if p.name[6:].isdigit())
+
+
+PROBE = """
+import ctypes, sys
+cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+sys.exit(cuda.cuInit(0) != 0 or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) != 0)
+"""
+
+
+def gpu_free_again(limit: float = 30.0) -> float:
+    """Waits until a process can use the GPU: MPS refuses all for a while after a client was killed.
+    Returns the seconds; at most about `limit`."""
+    began, good = time.monotonic(), 0
+    while gpu_count() and good < 2 and time.monotonic() < began + limit:
+        done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, timeout=limit,
+                              check=False)
+        good = good + 1 if done.returncode == 0 else 0
+        time.sleep(0.3)
+    return time.monotonic() - began
 
 
 @dataclass

@@ -36,7 +36,7 @@ from typing import Any
 import training_figures as figures
 import transports
 from beds import LabBed, LabError, lab_bed
-from jobs import Ended, Job, gpu_count, shape_for
+from jobs import Ended, Job, gpu_count, gpu_free_again, shape_for
 from run_nccl_tests import end_on_term, say
 from training_figures import Cell
 
@@ -333,8 +333,10 @@ def other_job(setup: Setup, mode: str, found: Found) -> None:
             before = len(run.steps)
             bed.fail(bed.nodes - 1, nic, "carrier")
             run.idle(HANG_S)
-            after, done, killed = len(run.steps) - before, run.steps[-1]["step"], time.monotonic()
+            after, done = len(run.steps) - before, run.steps[-1]["step"]
             run.stop()
+        say(f"  GPU free again after {gpu_free_again():.1f} s: the restart counts from then on")
+        killed = time.monotonic()
         try:
             with running(setup, mode, Path(folder), found, micro, nic) as again:
                 again.wait("the steps that were lost", lambda: again.steps[-1]["step"] > done)

@@ -34,7 +34,7 @@ from typing import Any
 import open_loop
 import transports
 from beds import LabError, lab_bed
-from jobs import Bed, Ended, Job, gpu_count, shape_for
+from jobs import Bed, Ended, Job, gpu_count, gpu_free_again, shape_for
 from journal_watch import JournalWatch
 from open_loop import Asked
 from run_ddp import Setup
@@ -258,6 +258,9 @@ def theirs(run: Run, variant: transports.Variant) -> None:
         lost_at = through_loss(run, one, nic, seconds, opts.hang - seconds * 2 / 3)
         killed = time.monotonic()
         one.end(False)
+    waited = gpu_free_again()  # of MPS, not of a restart: not charged
+    killed, lost_at = killed + waited, lost_at + waited
+    run.found.notes[f"{variant.name} GPU free again after"] = round(waited, 1)
     try:
         if run.room(f"{variant.name}, restart", one.start["seconds"] + 10):
             restart(run, variant, nic, lost_at, killed)
