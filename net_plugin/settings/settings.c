@@ -15,18 +15,6 @@
 #include "settings/table.h"
 #include "settings/values.h"
 
-/* What a mode says about plans: up to balance nothing that ranks would have to agree on, and from
- * r2ccl-allreduce on a plan where the user did not say otherwise. */
-static void plan_of_mode(struct r2_settings *out, r2_getenv_fn getenv_fn)
-{
-    const char *text = getenv_fn("R2CCL_PLAN");
-
-    if (out->mode <= R2_MODE_BALANCE)
-        out->plan = R2_PLAN_SETTING_OFF;
-    else if (out->mode != R2_MODE_AUTO && !(text && text[0]))
-        out->plan = R2_PLAN_SETTING_AUTO;
-}
-
 #define IDLE_INTERVALS 10  /* nobody waits for an idle path: it costs a tenth */
 #define MISSES 3           /* TCP's first retransmission, after 200 ms, is in time */
 #define DAMP_SUPPRESS 3000 /* the fourth failure in a row */
@@ -70,7 +58,8 @@ int r2_settings_parse(struct r2_settings *out, r2_getenv_fn getenv_fn, char *err
             result = rc;
         }
     }
-    plan_of_mode(out, getenv_fn);
+    if (out->mode <= R2_MODE_BALANCE) /* nothing that ranks would have to agree on */
+        out->plan = R2_PLAN_SETTING_OFF;
     derive(out);
     return result;
 }

@@ -12,6 +12,7 @@
 #include "agree/agree.h"
 
 #define R2_CALLS 8
+#define R2_CALLS_GROUPED UINT64_MAX /* as bytes: a collective of a group, which NCCL has */
 
 struct r2_calls_entry {
     uint64_t number; /* of the collective, from 1; 0: none */

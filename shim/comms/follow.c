@@ -56,12 +56,14 @@ void r2_follow_lacks(struct r2_comm *comm, const char *why)
         return;
     if (comm && r2_leader_plans())
         r2_comm_row_plan(comm, NULL, why);
-    if (r2_leader_plans())
+    if (r2_leader_plans() && r2_leader_asked())
         R2_WARN_ONCE("a communicator has no plans, and its ranks are not told of each other's "
                      "errors: %s",
                      why);
     else
-        R2_INFO("the ranks of a communicator are not told of each other's errors: %s", why);
+        R2_INFO("a communicator has no plans, and its ranks are not told of each other's errors: "
+                "%s",
+                why);
 }
 
 void r2_follow_sign(struct r2_nccl_id *id, int version)

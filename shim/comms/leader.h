@@ -53,7 +53,10 @@ bool r2_leader_always(void);  /* direct, healthy or not */
 bool r2_leader_plans(void);   /* ranks tell what they have left, and somebody looks at it */
 bool r2_leader_carries(void); /* ... and plans are carried out, not only shown */
 
-/* A communicator has none, and why: in its row, and in the log as loud as they were asked for. */
+bool r2_leader_asked(void); /* plans are not only the default: the user wants them */
+
+/* A communicator has none, and why: in its row, and in the log, as a warning where plans were asked
+ * for. */
 void r2_leader_none(struct r2_comm *comm, const char *why);
 
 /* vote: of the same rank, or NULL: nothing is carried out. NULL: no memory. */

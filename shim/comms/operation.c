@@ -46,13 +46,20 @@ int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t 
     return R2_NCCL_OK;
 }
 
-/* What NCCL refuses is none. Nor is a group's, which may end in ncclGroupSimulateEnd. */
-static void note_call(struct r2_follow *f, uint64_t bytes, bool taken)
+/* What NCCL refuses is none. Those of a group are noted at its end, which may be
+ * ncclGroupSimulateEnd. */
+static void note_call(struct r2_follow *f, uint64_t number, uint64_t bytes, bool taken)
 {
-    if (r2_vote_refused(f->vote))
-        return;
     atomic_store_explicit(&f->called_ns, r2_now_ns(), memory_order_relaxed);
-    r2_calls_note(&f->calls, r2_agree_index(f->agree) + 1, bytes, taken);
+    r2_calls_note(&f->calls, number, bytes, taken);
+}
+
+void r2_follow_group(struct r2_follow *f, uint64_t n)
+{
+    uint64_t first = r2_agree_index(f->agree) + 1;
+
+    for (uint64_t i = n > R2_CALLS ? n - R2_CALLS : 0; f->vote && i < n; i++)
+        note_call(f, first + i, R2_CALLS_GROUPED, false);
 }
 
 /* An AllReduce, between before and after: true, and *result is what the call
@@ -67,8 +74,8 @@ static bool follow_take(struct r2_follow *f, const uint64_t *word, bool grouped,
     if (f->leader && !grouped && atomic_load_explicit(&f->ready, memory_order_relaxed) &&
         r2_reduce_covers(type, (int)word[R2_WORD_OP]))
         r2_leader_time(f->leader, bytes, ours, (void *)word[R2_WORD_STREAM]);
-    if (f->vote && !grouped)
-        note_call(f, bytes, ours);
+    if (f->vote && !grouped && !r2_vote_refused(f->vote))
+        note_call(f, r2_agree_index(f->agree) + 1, bytes, ours);
     if (ours)
         *result = r2_vote_run(f->vote, word);
     return ours;

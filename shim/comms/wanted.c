@@ -19,6 +19,15 @@ bool r2_leader_carries(void)
     return r2_leader_always() || r2_settings_get()->plan == R2_PLAN_SETTING_AUTO;
 }
 
+bool r2_leader_asked(void)
+{
+    const char *plan = r2_settings_getenv("R2CCL_PLAN");
+    int mode = r2_settings_get()->mode;
+
+    return r2_leader_always() || (plan && plan[0]) ||
+           (mode > R2_MODE_BALANCE && mode != R2_MODE_AUTO);
+}
+
 void r2_leader_none(struct r2_comm *comm, const char *why)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
@@ -29,7 +38,7 @@ void r2_leader_none(struct r2_comm *comm, const char *why)
         R2_WARN("communicator %016llx: AllReduce is NCCL's own, although R2CCL_ALLREDUCE=direct: "
                 "%s",
                 id, why);
-    else if (atomic_flag_test_and_set(&told))
+    else if (!r2_leader_asked() || atomic_flag_test_and_set(&told))
         R2_INFO("communicator %016llx has no plans: %s", id, why);
     else
         R2_WARN("communicator %016llx has no plans, which R2CCL_PLAN or R2CCL_MODE asks for: %s",

@@ -1,7 +1,7 @@
 """One rank of a job whose AllReduces are R2CCL's own where they can be: plain ones in turn with
 calls of one kind that NCCL keeps. Every value is checked.
 
-    left_out_worker.py FOLDER grouped|pair|premul|captured|nonblocking|unequal|limit|several
+    left_out_worker.py FOLDER grouped|pair|premul|captured|nonblocking|unequal|limit|parted|several
 """
 
 from __future__ import annotations
@@ -116,17 +116,27 @@ def unequal(folder: Path) -> None:
     nccl.check("ncclCommAbort", comm)
 
 
-def limit(folder: Path) -> None:
-    """The last rank gives one element less, which makes its call NCCL's."""
+def fails(kind: str, folder: Path) -> None:
+    """The last rank's second call is NCCL's alone: of one element less ("limit"), or in a group
+    ("parted")."""
     nccl, failed = Nccl(None), ctypes.c_int()
-    comm, data = nccl.init(folder / "id"), Data()
-    for count in (COUNT, LIMIT - (RANK == RANKS - 1)):
-        words = (data, data, ctypes.c_size_t(count), FLOAT, SUM, comm, ctypes.c_void_p())
-        call = threading.Thread(target=nccl.nccl.ncclAllReduce, args=words)
-        call.start()
-        while call.is_alive() and not failed.value:
-            nccl.check("ncclCommGetAsyncError", comm, ctypes.byref(failed))
-            time.sleep(0.01)
+    comm, data, last = nccl.init(folder / "id"), Data(), RANK == RANKS - 1
+    count = LIMIT - 1 if kind == "limit" and last else LIMIT
+    words = (data, data, ctypes.c_size_t(count), FLOAT, SUM, comm, ctypes.c_void_p())
+
+    def second() -> None:
+        if kind == "parted" and last:
+            nccl.nccl.ncclGroupStart()
+        nccl.nccl.ncclAllReduce(*words)
+        if kind == "parted" and last:
+            nccl.nccl.ncclGroupEnd()
+
+    nccl.sum(data, data, COUNT, comm)
+    call = threading.Thread(target=second)
+    call.start()
+    while call.is_alive() and not failed.value:
+        nccl.check("ncclCommGetAsyncError", comm, ctypes.byref(failed))
+        time.sleep(0.01)
     nccl.check("ncclCommGetAsyncError", comm, ctypes.byref(failed))
     print(f"result {failed.value}", flush=True)
     nccl.check("ncclCommAbort", comm)
@@ -155,8 +165,11 @@ def several(folder: Path) -> None:
 
 def main() -> None:
     folder, kind = Path(sys.argv[1]), sys.argv[2]
-    if kind in ("unequal", "limit", "several"):
-        {"unequal": unequal, "limit": limit, "several": several}[kind](folder)
+    if kind in ("limit", "parted"):
+        fails(kind, folder)
+        return
+    if kind in ("unequal", "several"):
+        {"unequal": unequal, "several": several}[kind](folder)
         return
     work = Work(folder, kind)
     want = RANKS * (RANKS + 1) / 2

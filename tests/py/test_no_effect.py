@@ -73,10 +73,10 @@ def test_unknown_names_of_the_reference(build: Build) -> None:
 
 def test_config_list_shows_the_plan_of_a_mode() -> None:
     argv = [sys.executable, "-m", "r2ccl_ctl", "config", "list", "--changed"]
-    env = {**os.environ, "R2CC_MODE": "3"}
+    env = {**os.environ, "R2CC_MODE": "2"}
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30, cwd=ROOT, env=env)
     plan = next(line.split() for line in done.stdout.splitlines() if "R2CCL_PLAN " in line)
-    assert plan[1] != "off" and plan[4] == "R2CCL_MODE", done
+    assert plan[1] == "off" and plan[4] == "R2CCL_MODE", done
 
 
 def test_encryption_of_nccls_own_sockets(build: Build) -> None:

@@ -130,4 +130,4 @@ def test_one_value_and_one_source_whoever_is_asked(home: Path) -> None:
         said = ask(home, "config", "explain", "plan", **env).stdout
         assert said.startswith(f"R2CCL_PLAN = {plan}, from: {source}\n")
     file.write_text("")
-    assert changed(home, R2CC_MODE="3")[0]["R2CCL_PLAN"] == ("auto", "R2CCL_MODE")
+    assert changed(home, R2CC_MODE="2")[0]["R2CCL_PLAN"] == ("off", "R2CCL_MODE")

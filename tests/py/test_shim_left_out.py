@@ -92,16 +92,26 @@ def test_unequal_counts(build: Build, tmp_path: Path, ranks: int, nodes: int) ->
     assert any("do not give the same AllReduce" in text for text in said)
 
 
-@pytest.mark.parametrize("driver", [False, True], ids=["host", "driver"])
-def test_counts_on_both_sides_of_the_limit(build: Build, tmp_path: Path, driver: bool) -> None:
-    """R2CCL has the call at one rank, NCCL at another. Both would wait for ever."""
-    worker = (sys.executable, str(ROOT / "tests/py/left_out_worker.py"), str(tmp_path), "limit")
+@pytest.mark.parametrize(
+    ("kind", "left", "driver"),
+    [
+        ("limit", "262140 bytes", False),
+        ("limit", "262140 bytes", True),
+        ("parted", "a group's", True),
+    ],
+    ids=["host", "driver", "group"],
+)
+def test_a_call_that_r2ccl_has_at_one_rank_and_nccl_at_another(
+    build: Build, tmp_path: Path, kind: str, left: str, driver: bool
+) -> None:
+    """Both would wait for ever."""
+    worker = (sys.executable, str(ROOT / "tests/py/left_out_worker.py"), str(tmp_path), kind)
     began = time.monotonic()
     said = run(build, worker, driver=driver)
     assert 10 < time.monotonic() - began < 40
     what = (
         "operation 1 is not the same AllReduce on all ranks: 262144 bytes on rank 0 go by R2CCL, "
-        "262140 bytes on rank 2 by NCCL"
+        f"{left} on rank 2 by NCCL"
     )
     assert [text.count(what) for text in said] == [1, 0, 0]
     assert all("result 6" in text for text in said), said

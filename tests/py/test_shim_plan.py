@@ -63,7 +63,7 @@ def test_shadow_says_what_it_would_do(build: Build) -> None:
 def test_without_plans_nothing_watches(build: Build, tell: str) -> None:
     """Without plans nobody looks at NICs; ranks that are not told of errors do not meet at all."""
     name = f"shim-no-plan-{tell}"
-    with job(build, name, R2CCL_TELL_ERRORS=tell):
+    with job(build, name, R2CCL_TELL_ERRORS=tell, R2CCL_PLAN="off"):
         until(
             lambda: len(comms(name)) == RANKS and all(c.operations > 3 for c in comms(name)),
             "traffic",

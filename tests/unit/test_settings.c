@@ -118,7 +118,7 @@ TEST(plans_of_modes)
         const char *mode, *plan;
         int want;
     } cases[] = {
-        {"auto", NULL, R2_PLAN_SETTING_OFF},           {"auto", "auto", R2_PLAN_SETTING_AUTO},
+        {"auto", NULL, R2_PLAN_SETTING_AUTO},          {"auto", "off", R2_PLAN_SETTING_OFF},
         {"off", "auto", R2_PLAN_SETTING_OFF},          {"migrate", "auto", R2_PLAN_SETTING_OFF},
         {"balance", "shadow", R2_PLAN_SETTING_OFF},    {"3", NULL, R2_PLAN_SETTING_AUTO},
         {"optimal", NULL, R2_PLAN_SETTING_AUTO},       {"optimal", "off", R2_PLAN_SETTING_OFF},
