@@ -229,8 +229,7 @@ static void add_heartbeats(struct r2_round *r, int l, uint64_t since)
         R2_FOR_EACH_PATH (path, p) {
             const struct r2_rnic *o = &p->rnics[path->rnic];
 
-            if (path->lnic == r->lnic && r2_path_hb_answers(path, since) &&
-                !r2_path_wireless(path))
+            if (path->lnic == r->lnic && r2_path_hb_answers(path, since) && !r2_path_wireless(path))
                 r2_evidence_add(&r->ev, l, r2_evidence_nic(&r->ev, &o->addr, o->name),
                                 R2_SEEN_ANSWERED, true, path->hb.proven_at);
         }
