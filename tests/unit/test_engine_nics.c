@@ -109,6 +109,28 @@ TEST(lost_spare_is_tried)
     remote_end(&r);
 }
 
+static void fail_by_verdict(int nic)
+{
+    r2_nicstate_located(nic, "test says so", r2_now_ns());
+}
+
+/* Broken by verdict, and the only NIC of the peer's that it reaches is drained: nothing says that
+ * it works before that one is given back and a path is. */
+TEST(failed_beside_a_drained_one)
+{
+    begin(true);
+    post(MSG);
+    CHECK(remote_command(fail_by_verdict, 0));
+    CHECK(wait_nic(0, R2_SEG_NIC_FAILED));
+    CHECK_EQ(remote_word(ep[1], 0, R2_NIC_DRAINED, 1000, 5), 0);
+    fake_pass_ms(8000);
+    CHECK_EQ(nic_row(0), R2_SEG_NIC_FAILED);
+    CHECK_EQ(remote_word(ep[1], 0, R2_NIC_USABLE, 1000, 6), 0);
+    CHECK(remote_path(&r, 0, ep[0]->params.gen));
+    CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
+    remote_end(&r);
+}
+
 int main(int argc, char **argv)
 {
     return bed_main(argc, argv);

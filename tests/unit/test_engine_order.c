@@ -149,6 +149,31 @@ TEST(busy_but_fast)
     atomic_fetch_sub(&r2_eng.inflight[0], 8 * CHUNK);
 }
 
+/* The first chunk of a path is stuck. It has less in flight than the busy one, which does not leave
+ * its chunks to it all the same. */
+TEST(first_chunk_stuck)
+{
+    struct r2_bulk bulk;
+    int before[NICS];
+
+    begin();
+    r.conn->first = R2_ANY_NIC;
+    send_beside((const uint64_t[NICS]){2 * CHUNK, CHUNK}, 64, EACH, before);
+    r2_peer_lock(r.conn->peer);
+    for (int i = 1; i < NICS; i++) {
+        struct r2_path *path = ep[i]->params.owner;
+        uint64_t inflight = path->rate.inflight;
+
+        r2_pathrate_init(&path->rate);
+        path->rate.inflight = inflight;
+        path->rate.delivered_time_ns = r2_peer_now(r.conn->peer) - 100 * R2_NS_PER_MS;
+        path->hb.unanswered = i > 1; /* takes nothing */
+    }
+    r2_peer_unlock(r.conn->peer);
+    CHECK(r2_up_next_chunk(ep[0]->params.owner, ep[0], &bulk));
+    remote_end(&r);
+}
+
 /* One path as chance has it: what it has in flight, how fast it is, and whether it is well. */
 static void draw_path(struct r2_path *path, uint64_t now)
 {

@@ -129,10 +129,10 @@ uint64_t r2_pathrate_rate_now(const struct r2_pathrate *pr, uint64_t now_ns)
     uint64_t waited = now_ns > pr->delivered_time_ns ? now_ns - pr->delivered_time_ns : 0;
     uint64_t due;
 
-    if (rate == 0 || pr->inflight == 0) {
+    if (pr->inflight == 0) {
         return rate;
     }
-    due = pr->min_rtt_ns + r2_mul_div(pr->inflight, NS_PER_S, rate);
+    due = rate ? pr->min_rtt_ns + r2_mul_div(pr->inflight, NS_PER_S, rate) : 0;
     return waited <= 2 * due + LATE_NS ? rate
                                        : r2_max(r2_mul_div(pr->inflight, NS_PER_S, waited), 1);
 }

@@ -107,7 +107,7 @@ void r2_pathrate_forget(struct r2_pathrate *pr);
 /* Measured rate, bytes per second; 0 before the first sample. */
 uint64_t r2_pathrate_rate(const struct r2_pathrate *pr);
 /* The same, but not more than the present silence allows: a path that should have acknowledged
- * long ago is slower than it was. */
+ * long ago is slower than it was, and one whose first chunks are out for long is slow. */
 uint64_t r2_pathrate_rate_now(const struct r2_pathrate *pr, uint64_t now_ns);
 static inline uint64_t r2_pathrate_inflight(const struct r2_pathrate *pr)
 {

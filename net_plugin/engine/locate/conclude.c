@@ -219,6 +219,24 @@ static void rdma_only(const struct r2_suspect *s, struct r2_finding *v)
     snprintf(v->why, sizeof(v->why), "undecided: RDMA failed, sockets over the same NICs work");
 }
 
+/* A heartbeat that the NIC's path has answered is as good as a probe. One from before the failure
+ * was noticed may be from before it happened. */
+static void add_heartbeats(struct r2_round *r, int l, uint64_t since)
+{
+    R2_FOR_EACH_PEER(p)
+    {
+        r2_peer_lock(p);
+        R2_FOR_EACH_PATH (path, p) {
+            const struct r2_rnic *o = &p->rnics[path->rnic];
+
+            if (path->lnic == r->lnic && r2_path_hb_answers(path, since) && !r2_path_wireless(path))
+                r2_evidence_add(&r->ev, l, r2_evidence_nic(&r->ev, &o->addr, o->name),
+                                R2_SEEN_ANSWERED, true, path->hb.proven_at);
+        }
+        r2_peer_leave(p);
+    }
+}
+
 void r2_round_conclude(struct r2_round *r, uint64_t now)
 {
     struct r2_finding v[R2_SUSPECTS];
@@ -231,6 +249,7 @@ void r2_round_conclude(struct r2_round *r, uint64_t now)
         if (o[i] >= 0)
             r->ev.nics[o[i]].word = remote_word(&r->suspects[i]);
     }
+    add_heartbeats(r, l, since + R2_SLACK_NS);
     for (int i = 0; i < r->n_suspects; i++) {
         r2_verdict_of(&r->ev, l, o[i], since, r->suspects[i].heard, &v[i]);
         rdma_only(&r->suspects[i], &v[i]);

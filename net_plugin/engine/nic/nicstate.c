@@ -367,8 +367,6 @@ static void tick_census(int nic, uint64_t now)
         s->alone_at = now;
     if (state == R2_HEALTH_FAILED && r2_nic_is_up(nic) && ok > 0)
         nic_event(nic, R2_HEALTH_EV_PROBE, "a path of it is back", now);
-    else if (state == R2_HEALTH_FAILED && r2_nic_is_up(nic) && !lost && unneeded(nic, now))
-        nic_event(nic, R2_HEALTH_EV_PROBE, "no path needs it", now);
     else if (state == R2_HEALTH_PROBING && ok > 0)
         nic_event(nic, R2_HEALTH_EV_PROVEN, "test chunks have arrived", now);
     else if (state == R2_HEALTH_PROBING && !lost && unneeded(nic, now))
