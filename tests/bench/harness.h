@@ -146,7 +146,6 @@ static inline int bench_listen(int fd, const struct addrinfo *ai)
 /* The control connection: listen or dial ADDRESS:PORT, at most BENCH_MEET_S long. */
 static inline int bench_meet(const char *where, bool dial)
 {
-    uint64_t until = bench_now() + BENCH_MEET_S * UINT64_C(1000000000);
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *ai;
     const char *colon = strrchr(where, ':');
     char host[64];
@@ -157,21 +156,13 @@ static inline int bench_meet(const char *where, bool dial)
     snprintf(host, sizeof(host), "%.*s", (int)(colon - where), where);
     if (getaddrinfo(host, colon + 1, &hints, &ai))
         bench_usage("no such address", where);
-    for (;;) {
-        fd = socket(ai->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (fd < 0)
-            bench_die("socket: %s", strerror(errno));
-        if (!dial) {
-            fd = bench_listen(fd, ai);
-            break;
-        }
-        if (connect(fd, ai->ai_addr, ai->ai_addrlen) == 0)
-            break;
-        if (bench_now() > until)
-            bench_die("cannot dial %s: %s", where, strerror(errno));
-        close(fd);
-        pause_us(20000);
-    }
+    fd = socket(ai->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        bench_die("socket: %s", strerror(errno));
+    if (!dial)
+        fd = bench_listen(fd, ai);
+    else if (!WITHIN_MS(BENCH_MEET_S * 1000, connect(fd, ai->ai_addr, ai->ai_addrlen) == 0))
+        bench_die("cannot dial %s: %s", where, strerror(errno));
     freeaddrinfo(ai);
     return fd;
 }

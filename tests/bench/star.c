@@ -63,10 +63,7 @@ static void finish(struct r2_req *req)
 {
     int done = 0, rc = 0;
 
-    for (int i = 0; i < 30000 && !done && !rc; i++) {
-        rc = r2_engine_test(req, &done, NULL);
-        pause_us(done ? 0 : 1000);
-    }
+    (void)WITHIN_MS(30000, (rc = r2_engine_test(req, &done, NULL)) || done);
     if (!done)
         bench_die("a message did not get through: %s", strerror(rc ? -rc : ETIMEDOUT));
 }
@@ -78,17 +75,16 @@ __attribute__((noreturn)) static void leaf(int index, int out)
     struct r2_listen *l;
     struct r2_conn *c = NULL;
     struct r2_req *req = NULL;
+    int rc;
 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     engine(&ctx, 2 + index);
     if (r2_engine_listen(ctx, 0, handle, &l) ||
         write(out, handle, sizeof(handle)) != (ssize_t)sizeof(handle))
         bench_die("listen");
-    while (!c) {
-        if (r2_engine_accept(l, &c))
-            bench_die("accept");
-        pause_us(2000);
-    }
+    UNTIL((rc = r2_engine_accept(l, &c)) || c);
+    if (rc)
+        bench_die("accept: %s", strerror(-rc));
     r2_engine_irecv(c, word, SMALL, 0, NULL, &req);
     finish(req);
     for (;;)
@@ -102,18 +98,13 @@ static void connect_all(struct r2_ctx *ctx, const int *pipes, struct r2_conn **c
     for (int i = 0; i < peers; i++) {
         char handle[R2_HANDLE_BYTES];
         struct r2_req *req = NULL;
+        int rc = 0;
 
         if (read(pipes[i], handle, sizeof(handle)) != (ssize_t)sizeof(handle))
             bench_die("peer %d did not start", i);
-        for (int k = 0; k < 20000 && !conns[i]; k++) {
-            int rc = r2_engine_connect(ctx, 0, handle, &conns[i]);
-
-            if (rc)
-                bench_die("connect: %s", strerror(-rc));
-            pause_us(1000);
-        }
-        if (!conns[i])
-            bench_die("peer %d: no connection", i);
+        if (!WITHIN_MS(20000, (rc = r2_engine_connect(ctx, 0, handle, &conns[i])) || conns[i]) ||
+            rc)
+            bench_die("peer %d: connect: %s", i, strerror(rc ? -rc : ETIMEDOUT));
         r2_engine_isend(conns[i], word, SMALL, 0, NULL, &req);
         finish(req);
         if (active)
@@ -149,13 +140,9 @@ static struct wire on_wire(void)
 
 static void wait_for_paths(void)
 {
-    uint64_t want = (uint64_t)peers * (uint64_t)nics, up = 0;
+    uint64_t want = (uint64_t)peers * (uint64_t)nics, up;
 
-    for (int i = 0; i < 6000 && up < want; i++) {
-        up = __atomic_load_n(&r2_eng.g->paths_up, __ATOMIC_RELAXED);
-        pause_us(10000);
-    }
-    if (up < want)
+    if (!WITHIN_MS(60000, (up = __atomic_load_n(&r2_eng.g->paths_up, __ATOMIC_RELAXED)) >= want))
         bench_die("%llu of %llu paths", (unsigned long long)up, (unsigned long long)want);
 }
 
@@ -166,8 +153,8 @@ static void measure(void)
     double cpu = bench_cpu(), io = (double)r2_io_cpu_ns() / 1e9;
 
     t0 = bench_now();
-    while ((t1 = bench_now()) - t0 < (uint64_t)seconds * 1000000000u)
-        pause_us(100000);
+    pause_us((unsigned long)seconds * 1000000);
+    t1 = bench_now();
     cpu = bench_cpu() - cpu;
     io = (double)r2_io_cpu_ns() / 1e9 - io;
     b = on_wire();

@@ -76,8 +76,7 @@ static void wait_at_gate(const struct ncclComm *comm)
 {
     const char *gate = getenv("HOSTNCCL_GATE");
     long left = hn_util_env("HOSTNCCL_BOOTSTRAP_TIMEOUT", 60, 1, 86400) * 1000;
-    while (gate && left-- > 0 && !atomic_load(&comm->stop) && access(gate, F_OK) == 0)
-        pause_us(1000);
+    (void)WITHIN_MS(left, !gate || atomic_load(&comm->stop) || access(gate, F_OK) != 0);
 }
 
 static ncclResult_t make_from_id(struct hn_init *init)

@@ -130,32 +130,31 @@ static void limit(int fd, double seconds)
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof(tv));
 }
 
+static int bind_at(int fd, const struct addrinfo *a)
+{
+    return bind(fd, a->ai_addr, a->ai_addrlen) || listen(fd, 1024) ? errno : 0;
+}
+
 /* A port in use may be another job's rendezvous, which is soon over. */
 static int listen_at(const struct perf_ranks *r)
 {
     struct addrinfo *a = resolve(r, true);
-    double until = perf_run_now() + patience();
-    bool said = false;
-    for (;;) {
-        int one = 1, fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, 0);
-        if (fd < 0)
-            perf_die("socket: %s", strerror(errno));
-        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-        if (!bind(fd, a->ai_addr, a->ai_addrlen) && !listen(fd, 1024)) {
-            freeaddrinfo(a);
-            return fd;
-        }
-        if (errno != EADDRINUSE || perf_run_now() > until)
-            perf_die("rank 0 cannot listen on %s:%d: %s; give R2CCL_RENDEZVOUS (or MASTER_PORT) a "
-                     "port that is free",
-                     r->host, r->port, strerror(errno));
-        if (!said)
-            fprintf(stderr, "r2ccl_perf: rank 0: %s:%d is in use; trying for %d s\n", r->host,
-                    r->port, patience());
-        said = true;
-        close(fd);
-        pause_us(TRY_AGAIN_US);
+    int one = 1, rc, fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        perf_die("socket: %s", strerror(errno));
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    rc = bind_at(fd, a);
+    if (rc == EADDRINUSE) {
+        fprintf(stderr, "r2ccl_perf: rank 0: %s:%d is in use; trying for %d s\n", r->host, r->port,
+                patience());
+        (void)WITHIN_MS(patience() * 1000, (rc = bind_at(fd, a)) != EADDRINUSE);
     }
+    if (rc)
+        perf_die("rank 0 cannot listen on %s:%d: %s; give R2CCL_RENDEZVOUS (or MASTER_PORT) a "
+                 "port that is free",
+                 r->host, r->port, strerror(rc));
+    freeaddrinfo(a);
+    return fd;
 }
 
 /* Without a token of one start, one of two that say they are the same rank is another job's: who

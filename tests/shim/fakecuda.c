@@ -208,8 +208,7 @@ static void await_answer(void)
     if (!atomic_load(&hold))
         return;
     atomic_fetch_add(&held, 1);
-    while (atomic_load(&hold))
-        pause_us(1000);
+    UNTIL(!atomic_load(&hold));
     atomic_fetch_sub(&held, 1);
 }
 
@@ -364,8 +363,7 @@ int cuStreamWaitValue32_v2(void *stream, uint64_t address, uint32_t value, unsig
         return 201;
     if (getenv("R2_FAKECUDA_NO_WAITS"))
         return 801; /* not supported */
-    while ((int32_t)(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) < 0)
-        pause_us(20);
+    UNTIL((int32_t)(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) >= 0);
     return 0;
 }
 

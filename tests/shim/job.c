@@ -81,7 +81,6 @@ static void make_nonblocking(ncclComm_t *comms)
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclUniqueId id;
-    int made = 0;
 
     config.blocking = 0;
     NCCL(ncclGetUniqueId(&id));
@@ -91,14 +90,12 @@ static void make_nonblocking(ncclComm_t *comms)
         if (result != ncclSuccess && result != ncclInProgress)
             NCCL(result);
     }
-    for (int r = 0; r < RANKS; r += made) {
-        ncclResult_t state;
+    for (int r = 0; r < RANKS; r++) {
+        ncclResult_t result, state = ncclSuccess;
 
-        NCCL(ncclCommGetAsyncError(comms[r], &state));
-        if (state != ncclSuccess && state != ncclInProgress)
-            NCCL(state);
-        made = state == ncclSuccess;
-        pause_us(1000);
+        UNTIL((result = ncclCommGetAsyncError(comms[r], &state)) || state != ncclInProgress);
+        NCCL(result);
+        NCCL(state);
     }
 }
 

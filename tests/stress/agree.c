@@ -250,9 +250,7 @@ static void close_member(struct member *m)
 static void barrier(int round)
 {
     atomic_fetch_add(&sh->arrived, 1);
-    while (atomic_load(&sh->arrived) < opt.procs * round && !atomic_load(&sh->stop)) {
-        pause_us(1000);
-    }
+    UNTIL(atomic_load(&sh->arrived) >= opt.procs * round || atomic_load(&sh->stop));
 }
 
 static void next_generation(struct member *m, struct r2_agree *base)
@@ -327,9 +325,7 @@ static void process(void)
     }
     atomic_fetch_sub(&sh->alive, 1);
     /* As a job ends: all together. Those who wait may still ask. */
-    for (int i = 0; i < 100 && atomic_load(&sh->alive) > 0 && opt.kill; i++) {
-        pause_us(100000);
-    }
+    (void)WITHIN_MS(10000, atomic_load(&sh->alive) <= 0 || !opt.kill);
     _exit(0);
 }
 
@@ -475,9 +471,7 @@ int main(int argc, char **argv)
         atomic_fetch_sub(&sh->alive, 1);
         printf("killed process %d\n", victim);
     }
-    while (r2_now_ns() < end && !atomic_load(&sh->stop)) {
-        pause_us(10000);
-    }
+    UNTIL(r2_now_ns() >= end || atomic_load(&sh->stop));
     if (opt.kill) { /* whoever waits for the dead one must get out by itself */
         pause_us((unsigned long)(opt.timeout_ns / 1000) + 1000000);
     }

@@ -38,8 +38,7 @@ static void xfer(void *buf, size_t len, bool out)
 /* Until no path is up, for so long. */
 __attribute__((unused)) static void until_pathless(int ms)
 {
-    for (; ms > 0 && __atomic_load_n(&r2_eng.g->paths_up, __ATOMIC_RELAXED); ms--)
-        pause_us(1000);
+    (void)WITHIN_MS(ms, !__atomic_load_n(&r2_eng.g->paths_up, __ATOMIC_RELAXED));
 }
 
 static struct r2_conn *make(bool send)
@@ -57,14 +56,23 @@ static struct r2_conn *make(bool send)
             die("listen", rc);
         xfer(handle, sizeof(handle), true);
     }
-    for (int i = 0; !c; i++) {
-        rc = send ? r2_engine_connect(ctx, 0, handle, &c) : r2_engine_accept(l, &c);
-        if (rc || i > 50000)
-            die("connect", rc ? rc : ETIMEDOUT);
-        pause_us(100);
-    }
+    if (!WITHIN_MS(10000,
+                   (rc = send ? r2_engine_connect(ctx, 0, handle, &c) : r2_engine_accept(l, &c)) ||
+                       c) ||
+        rc)
+        die("connect", rc ? rc : ETIMEDOUT);
     r2_engine_close_listen(l);
     return c;
+}
+
+static bool done_within(int ms, struct r2_req *r)
+{
+    int done = 0, rc = 0;
+
+    (void)WITHIN_MS(ms, (rc = r2_engine_test(r, &done, NULL)) || done);
+    if (rc)
+        die("test", rc);
+    return done;
 }
 
 /* Starts side 1, which finds its end of the socket pair in ATTACK_FD. */

@@ -15,20 +15,6 @@ static void sync2(void)
     xfer(&go, 1, false);
 }
 
-static bool wait_done(struct r2_req *r, int seconds)
-{
-    int done = 0;
-
-    for (int i = 0; !done && i < seconds * 20000; i++) {
-        int rc = r2_engine_test(r, &done, NULL);
-
-        if (rc)
-            die("test", rc);
-        pause_us(50);
-    }
-    return done;
-}
-
 static int credit(void)
 {
     char buf[2048];
@@ -59,7 +45,7 @@ static int credit(void)
             for (int i = 0; i < ndev; i++)
                 r2_fault_clear(i);
         }
-        if (!wait_done(r, 8)) {
+        if (!done_within(8000, r)) {
             fprintf(stderr, "side %d: message %d hangs\n", side, m);
             _exit(3);
         }

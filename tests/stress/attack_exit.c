@@ -10,17 +10,13 @@ static void move(struct r2_conn *c, bool send)
 {
     static char buf[1 << 20];
     struct r2_req *r = NULL;
-    int done = 0, rc = send ? r2_engine_isend(c, buf, sizeof(buf), 0, NULL, &r)
-                            : r2_engine_irecv(c, buf, sizeof(buf), 0, NULL, &r);
+    int rc = send ? r2_engine_isend(c, buf, sizeof(buf), 0, NULL, &r)
+                  : r2_engine_irecv(c, buf, sizeof(buf), 0, NULL, &r);
 
     if (rc)
         die("post", rc);
-    for (int i = 0; !done; i++) {
-        rc = r2_engine_test(r, &done, NULL);
-        if (rc || i > 100000)
-            die("test", rc ? rc : ETIMEDOUT);
-        pause_us(50);
-    }
+    if (!done_within(10000, r))
+        die("test", ETIMEDOUT);
 }
 
 static void child(void)

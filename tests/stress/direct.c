@@ -22,6 +22,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../pause.h"
 #include "api/nccl.h"
 #include "direct/direct.h"
 #include "engine/base/base.h"
@@ -248,8 +249,7 @@ static void connect_all(struct comm *c)
     sh->cards[c->index][me] = *r2_direct_card(c->d);
     atomic_fetch_add(&sh->there[c->index], 1);
     c->generation++;
-    while (atomic_load(&sh->there[c->index]) < opt.ranks * c->generation)
-        usleep(200);
+    UNTIL(atomic_load(&sh->there[c->index]) >= opt.ranks * c->generation);
     for (int r = 0; r < opt.ranks; r++) {
         const struct r2_links_card *card = &sh->cards[c->index][r];
 
@@ -257,8 +257,7 @@ static void connect_all(struct comm *c)
             die("rank %d's card is damaged", r);
     }
     r2_direct_connect(c->d);
-    while (r2_direct_state(c->d, &error) == R2_DIRECT_CONNECTING)
-        usleep(200);
+    UNTIL(r2_direct_state(c->d, &error) != R2_DIRECT_CONNECTING);
     if (r2_direct_state(c->d, &error) != R2_DIRECT_READY)
         die("no connections: %s", strerror(-error));
 }
@@ -292,7 +291,7 @@ static void run_all(struct comm *c)
             draw(c, op);
             begin(c, op, r2_prng_below(&mine, 2));
             if (r2_prng_below(&mine, 20) == 0)
-                usleep((useconds_t)r2_prng_below(&mine, 20000));
+                pause_us(r2_prng_below(&mine, 20000));
         } else {
             end(c, &c->ops[ended++ % DEPTH]);
         }
@@ -347,7 +346,7 @@ static void *faults_main(void *arg)
         f.tx = ways & 1;
         f.rx = ways & 2;
         f.for_ns += 1;
-        usleep((useconds_t)r2_prng_below(&prng, 1000000));
+        pause_us(r2_prng_below(&prng, 1000000));
         if (is_stalled(STALL_NS / 4))
             clear_faults(nics);
         else if (!atomic_load(&sh->stop))

@@ -230,7 +230,6 @@ static struct r2_conn *make_conn(int index, bool send)
     char handle[R2_HANDLE_BYTES];
     struct r2_listen *l = NULL;
     struct r2_conn *c = NULL;
-    uint64_t until = r2_now_ns() + 20 * R2_NS_PER_S;
     int rc;
 
     if (send) {
@@ -241,14 +240,11 @@ static struct r2_conn *make_conn(int index, bool send)
             die("listen", rc);
         xfer(handle, sizeof(handle), true);
     }
-    while (!c) {
-        rc = send ? r2_engine_connect(ctx, index % ndev, handle, &c) : r2_engine_accept(l, &c);
-        if (rc)
-            die(send ? "connect" : "accept", rc);
-        if (r2_now_ns() > until)
-            die(send ? "connect" : "accept", ETIMEDOUT);
-        pause_us(200);
-    }
+    if (!WITHIN_MS(20000, (rc = send ? r2_engine_connect(ctx, index % ndev, handle, &c)
+                                     : r2_engine_accept(l, &c)) ||
+                              c) ||
+        rc)
+        die(send ? "connect" : "accept", rc ? rc : ETIMEDOUT);
     r2_engine_close_listen(l);
     return c;
 }
@@ -311,8 +307,8 @@ static void freeze(uint64_t *ends)
 {
     atomic_store(&ending, true);
     for (int i = 0; i < nflows; i++) {
-        while (flows[i].send && !atomic_load(&flows[i].frozen_at))
-            pause_us(100);
+        if (flows[i].send)
+            UNTIL(atomic_load(&flows[i].frozen_at));
         ends[i] =
             flows[i].send ? atomic_load(&flows[i].frozen_at) - 1 + (uint64_t)opt.outstanding : 0;
     }
@@ -405,11 +401,8 @@ static void by_hand(void)
         peer_fd = accept(fd, NULL, NULL);
     } else {
         side = 1;
-        for (int i = 0; connect(fd, ai->ai_addr, ai->ai_addrlen) < 0; i++) {
-            if (i > 100)
-                die("dial", errno);
-            pause_us(100000);
-        }
+        if (!WITHIN_MS(10000, connect(fd, ai->ai_addr, ai->ai_addrlen) == 0))
+            die("dial", errno);
         peer_fd = fd;
     }
     freeaddrinfo(ai);
@@ -503,11 +496,8 @@ static void await_begin(void)
 {
     const char *file = getenv("PAIR_BEGIN");
 
-    for (int i = 0; file && side == 0 && access(file, F_OK); i++) {
-        if (i == 6000)
-            die(file, ENOENT);
-        pause_us(10000);
-    }
+    if (file && side == 0 && !WITHIN_MS(60000, access(file, F_OK) == 0))
+        die(file, ENOENT);
 }
 
 static int run(sigset_t *usr1)

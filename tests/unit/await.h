@@ -2,6 +2,7 @@
 #ifndef R2_TESTS_AWAIT_H
 #define R2_TESTS_AWAIT_H
 
+#include <dirent.h>
 #include <unistd.h>
 
 #include "../pause.h"
@@ -14,14 +15,7 @@ static inline void await_nap(void)
 }
 
 /* Bounded: the test has failed if it is not so within 40 s. */
-#define AWAIT(cond)                                                                                \
-    do {                                                                                           \
-        uint64_t begun = r2_now_ns();                                                              \
-        while (!(cond)) {                                                                          \
-            CHECK_MSG(r2_now_ns() - begun < 40 * R2_NS_PER_S, "waited in vain for %s", #cond);     \
-            await_nap();                                                                           \
-        }                                                                                          \
-    } while (0)
+#define AWAIT(cond) CHECK_MSG(WITHIN_MS(40000, cond), "waited in vain for %s", #cond)
 
 /* Head of a loop: once in 0.2 ms while that holds, `ms` at most. */
 #define WHILE_MS(ms, cond)                                                                         \
@@ -56,6 +50,22 @@ static inline bool process_ended(int pid)
     char state = state_of_task(pid);
 
     return !state || state == 'Z' || state == 'X';
+}
+
+/* No thread of that process runs any more: SIGSTOP has reached them all. */
+__attribute__((unused)) static bool process_stopped(int pid)
+{
+    bool stopped = true;
+    char name[64];
+    DIR *tasks;
+
+    snprintf(name, sizeof(name), "/proc/%d/task", pid);
+    tasks = opendir(name);
+    CHECK(tasks);
+    for (struct dirent *e; (e = readdir(tasks));)
+        stopped &= e->d_name[0] == '.' || state_of_task(atoi(e->d_name)) == 'T';
+    closedir(tasks);
+    return stopped;
 }
 
 /* It stays so for `ms`. */

@@ -88,9 +88,7 @@ static bool bed_over(struct r2_req **req)
 __attribute__((unused)) static bool bed_done(struct r2_req **sending, struct r2_req **receiving,
                                              int ms)
 {
-    WHILE_MS (ms, !((int)bed_over(sending) & (int)bed_over(receiving)))
-        ;
-    return !*sending && !*receiving;
+    return WITHIN_MS(ms, (int)bed_over(sending) & (int)bed_over(receiving));
 }
 
 #endif

@@ -189,7 +189,7 @@ PROCESSES(leader_stands_still, 5)
         return;
     }
     kill(sh->pids[0], SIGSTOP);
-    usleep(20000); /* a thread that runs stops a moment later, maybe between two it would tell */
+    AWAIT(process_stopped(sh->pids[0])); /* a thread that runs may tell one more until then */
     tell(a, ERROR);
     AWAIT(atomic_load(&sh->switched) >= processes - 2);
     kill(sh->pids[0], SIGKILL);

@@ -72,19 +72,12 @@ static bool over(struct r2_req **req)
 
 static void move(uint32_t size)
 {
-    uint64_t until = r2_now_ns() + 20 * R2_NS_PER_S;
     struct r2_req *s = NULL, *r = NULL;
-    bool sent = false, there = false;
 
     CHECK_EQ(r2_engine_irecv(rx, in, size, 0, NULL, &r), 0);
     CHECK_EQ(r2_engine_isend(tx, out, size, 0, NULL, &s), 0);
     CHECK(r && s);
-    while (!sent || !there) {
-        sent = over(&s);
-        there = over(&r);
-        CHECK_LT(r2_now_ns(), until);
-        pause_us(20);
-    }
+    AWAIT(over(&s) & over(&r));
 }
 
 /* How often threads of the engine have gone to sleep. */

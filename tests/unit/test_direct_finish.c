@@ -17,7 +17,7 @@ static int over_at_once(pthread_cond_t *cond, pthread_mutex_t *mutex, const stru
 
 #include "direct_bed.h"
 
-enum { COUNT = 100003 };
+enum { COUNT = 100003, FINISHED = 1 };
 
 static float in[COUNT];
 
@@ -36,12 +36,12 @@ static void one_ends(int rank)
     bed_together(0);
     begun = r2_now_ns();
     if (rank == 1)
-        usleep(400000);
+        STAYS_MS(200, atomic_load(&sh->step[FINISHED]) == 0);
     if (rank == 1 && dies)
         raise(SIGKILL);
     CHECK_EQ(r2_direct_allreduce(d, &call, &number), 0);
     r2_direct_finish(d);
-    CHECK_GT(r2_now_ns() - begun, 300 * R2_NS_PER_MS);
+    atomic_fetch_add(&sh->step[FINISHED], 1);
     CHECK_LT(r2_now_ns() - begun, 20 * R2_NS_PER_S);
     CHECK_EQ(r2_direct_wait(d, number), dies ? -ECONNRESET : 0);
     if (!dies)

@@ -129,8 +129,7 @@ TEST(help_where_more_were_in_use)
         int before = atomic_load(&helps);
 
         for (int i = 0; i < CALLS; i++) {
-            WHILE_MS (5000, r2_io_all_awake())
-                ;
+            AWAIT(!r2_io_all_awake());
             add_time(5 * R2_NS_PER_US); /* else it is too soon */
             CHECK_EQ(r2_engine_test(req, &done, NULL), 0);
         }

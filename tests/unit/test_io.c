@@ -51,9 +51,7 @@ static void run(struct r2_task *t)
 
 static bool asleep_in(struct r2_io *io, int ms)
 {
-    WHILE_MS (ms, r2_io_awake(io))
-        ;
-    return !r2_io_awake(io);
+    return WITHIN_MS(ms, !r2_io_awake(io));
 }
 
 /* Idle times that end soon: a thread polls only while they do. */
@@ -137,8 +135,7 @@ static int pollers_of_all(int allowed)
     }
     for (int i = 0; i < THREADS; i++)
         CHECK(r2_task_kick(&tasks[i]));
-    WHILE_MS (5000, atomic_load(&runs) < before + THREADS)
-        ;
+    AWAIT(atomic_load(&runs) >= before + THREADS);
     n = polling_of(tasks, (int)(SPIN_NS / 2000000)); /* half of the time that they poll */
     for (int i = 0; i < THREADS; i++)
         CHECK(asleep_in(r2_io_at(i), 5000));
@@ -194,8 +191,7 @@ static bool all_awake_with(int used, int one)
     atomic_store(&all_awake, -1);
     r2_task_init(&t, r2_io_at(one), look);
     CHECK(r2_task_kick(&t));
-    WHILE_MS (5000, atomic_load(&all_awake) < 0)
-        ;
+    AWAIT(atomic_load(&all_awake) >= 0);
     return atomic_load(&all_awake) == 1;
 }
 

@@ -407,9 +407,7 @@ static void come_and_go(int from, int to)
 /* A look is good for a while: the longer, the longer it took. */
 static bool comes_to_use(int n)
 {
-    WHILE_MS (20000, (r2_pollers_look(), r2_io_used() != n))
-        ;
-    return r2_io_used() == n;
+    return WITHIN_MS(20000, (r2_pollers_look(), r2_io_used() == n));
 }
 
 /* As many threads are in use as may poll, whoever comes and goes; all, if somebody said how many.

@@ -373,8 +373,7 @@ TEST(journal)
     pthread_mutex_unlock(&entry->follow->agree->lock);
     atomic_store(&comm->error, R2_NCCL_REMOTE);
     CHECK_EQ(pthread_create(&first, NULL, poll_error, comm), 0);
-    WHILE_MS (20000, !telling(entry->follow->agree))
-        ;
+    AWAIT(telling(entry->follow->agree));
     atomic_store(&comm->error, R2_NCCL_REMOTE);
     CHECK_EQ(async_error(comm), R2_NCCL_REMOTE);
     CHECK_EQ(failures(entry, "ncclRemoteError"), 1);

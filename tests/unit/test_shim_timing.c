@@ -22,9 +22,7 @@ static struct {
 /* Whether that many events are left, at most 20 s from now. */
 static bool events_left(int n)
 {
-    WHILE_MS (20000, driver.events() != n)
-        ;
-    return driver.events() == n;
+    return WITHIN_MS(20000, driver.events() == n);
 }
 
 /* The shim's threads hold no context of a device, but for the moment in which they use it. */

@@ -242,8 +242,7 @@ TEST(words_before_the_end)
     open_all();
     atomic_store(&hold_ack, true);
     bed_post(out, in, MSG, &s, &t);
-    WHILE_MS (5000, !atomic_load(&held))
-        ;
+    AWAIT(atomic_load(&held));
     ep = atomic_load(&held);
     CHECK(ep && ep->params.initiator);
     bulk = on_another_thread(ep);

@@ -234,8 +234,7 @@ TEST(end_with_the_last_words)
     CHECK_EQ(write(sv[1], &f, sizeof(f)), sizeof(f));
     CHECK_EQ(shutdown(sv[1], SHUT_WR), 0);
     CHECK_EQ(r2_lane_start(lane), 0);
-    WHILE_MS (3000, !atomic_load(&ended_with))
-        ;
+    AWAIT(atomic_load(&ended_with));
     CHECK_EQ(atomic_load(&frames_in), 1);
     CHECK_EQ(atomic_load(&ended_with), ECONNRESET);
     r2_ep_get(ending); /* the lane's */

@@ -86,8 +86,7 @@ TEST(chunk)
     CHECK_LT(r2_now_ns() - begun, R2_NS_PER_S);
     CHECK_EQ(bed_counted(&r2_eng.n->crc_errors) - bad, 1);
     blamed(from, "chunk", 1);
-    WHILE_MS (1000, !bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, why))
-        ;
+    AWAIT(bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, why));
     CHECK_EQ(bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, why), 1);
     finish();
     for (size_t i = 1; i < SIZE - 1; i++)

@@ -272,8 +272,7 @@ static void changed_meanwhile(const char *const *change, const char *attr, int v
     CHECK(first);
     for (; *change; change++) {
         bed_script(*change);
-        WHILE_MS (BED_WAIT_MS, !**change && bed_paths(bed.tx))
-            ;
+        AWAIT(**change || !bed_paths(bed.tx));
     }
     bed_ms(50);
     CHECK_EQ(r2_engine_iflush(bed.rx, in.address, in.mr, &second), 0);
@@ -396,8 +395,7 @@ TEST(waits_for_a_nic)
     begin();
     bed_script("!port fv0 1 down");
     bed_script("!port fv1 1 down");
-    WHILE_MS (BED_WAIT_MS, bed_paths(bed.tx))
-        ;
+    AWAIT(!bed_paths(bed.tx));
     r2_peer_lock(bed.tx->peer); /* from an outage long ago, whose end nobody looked at */
     bed.tx->stuck_since = r2_now_ns() - 10 * R2_NS_PER_S;
     r2_peer_unlock(bed.tx->peer);
@@ -442,13 +440,11 @@ TEST(none_is_left_alone)
     for (int turn = 0; turn < 5; turn++) {
         bed_script("!port fv0 1 down");
         bed_script("!port fv1 1 down");
-        WHILE_MS (BED_WAIT_MS, bed_paths(bed.tx))
-            ;
+        AWAIT(!bed_paths(bed.tx));
         bed_ms(100);
         bed_script("!port fv0 1 up");
         bed_script("!port fv1 1 up");
-        WHILE_MS (BED_WAIT_MS, !bed_paths(bed.tx))
-            ;
+        AWAIT(bed_paths(bed.tx));
         post(&send, &recv);
         CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
         CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
@@ -472,11 +468,8 @@ TEST(late_registration)
     CHECK_EQ(r2_eng.ops->remote_keys(more.mr->keys, keys), 2);
     CHECK_EQ(keys[0], 0);
     bed_script("!hang fv0 0");
-    for (int ms = 0; ms < BED_WAIT_MS && !keys[0]; ms++) {
-        r2_eng.ops->remote_keys(more.mr->keys, keys);
-        bed_ms(1);
-    }
-    CHECK(keys[0] && keys[1]);
+    AWAIT((r2_eng.ops->remote_keys(more.mr->keys, keys), keys[0]));
+    CHECK(keys[1]);
     CHECK_EQ(r2_engine_dereg(bed.rx, more.mr), 0);
     finish();
 }
@@ -507,10 +500,7 @@ TEST(one_dead_device)
     CHECK_EQ(r2_eng.ops->remote_keys(second.mr->keys, keys), 2);
     CHECK(!keys[0] && keys[1]);
     bed_script("!hang fv0 0");
-    for (int ms = 0; ms < BED_WAIT_MS && !keys[0]; ms++) {
-        r2_eng.ops->remote_keys(second.mr->keys, keys);
-        bed_ms(1);
-    }
+    AWAIT((r2_eng.ops->remote_keys(second.mr->keys, keys), keys[0]));
     CHECK_EQ(r2_engine_dereg(bed.rx, first.mr), 0);
     CHECK_EQ(r2_engine_dereg(bed.rx, second.mr), 0);
     finish();
@@ -526,9 +516,7 @@ TEST(let_go_when_removed)
     bed_ms(1500); /* longer than its removal is waited for */
     CHECK_EQ(bed_script("closed"), 0);
     bed_script("!remove fv0");
-    for (int ms = 0; ms < BED_WAIT_MS && !bed_script("closed"); ms++)
-        bed_ms(1);
-    CHECK_EQ(bed_script("closed"), 1);
+    AWAIT(bed_script("closed") == 1);
     bed_script("!restore fv0");
     finish();
 }

@@ -52,9 +52,8 @@ static uint32_t carries(int nic)
 static void until_carries(int nic, bool does)
 {
     r2_nicstate_forgive(nic, r2_now_ns()); /* of the tests before */
-    WHILE_MS (BED_WAIT_MS, (carries(nic) != 0) != does)
-        ;
-    CHECK_MSG((carries(nic) != 0) == does, "NIC %d should%s carry", nic, does ? "" : " not");
+    CHECK_MSG(WITHIN_MS(BED_WAIT_MS, (carries(nic) != 0) == does), "NIC %d should%s carry", nic,
+              does ? "" : " not");
 }
 
 static void both_carry(void)
@@ -178,10 +177,8 @@ static void of_port(const char *verb, int port, const char *what)
 static void until_anew(int nic, uint32_t gen)
 {
     r2_nicstate_forgive(nic, r2_now_ns());
-    WHILE_MS (BED_WAIT_MS, (!carries(nic) || carries(nic) == gen))
-        ;
-    CHECK(carries(nic));
-    CHECK_MSG(carries(nic) != gen, "the path of NIC %d has not ended", nic);
+    CHECK_MSG(WITHIN_MS(BED_WAIT_MS, carries(nic) && carries(nic) != gen),
+              "no new path of NIC %d carries", nic);
 }
 
 static int lid_of(int nic)
@@ -222,9 +219,7 @@ TEST(other_lid_or_partition)
             message(port);
         }
     }
-    WHILE_MS (BED_WAIT_MS, bed_attr("pkey") != key)
-        ; /* ends of what was tried between the two partitions */
-    CHECK_EQ(bed_attr("pkey"), key);
+    AWAIT(bed_attr("pkey") == key); /* ends of what was tried between the two partitions */
     finish();
 }
 
@@ -343,8 +338,7 @@ TEST(events_of_queues)
         from = bed_journal();
         snprintf(text, sizeof(text), "!queue fv0 %d %d", ends[i], (int)i * 2);
         bed_script(text);
-        WHILE_MS (BED_WAIT_MS, !bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, NULL))
-            ;
+        AWAIT(bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, NULL));
         message((int)i);
         /* There may be one across, that stands by. */
         hit = (ended(from, 0, 0) > 0) + (ended(from, 1, 1) > 0) +

@@ -152,8 +152,7 @@ static void left_behind(bool in_queue)
         atomic_store(&spoilt, held[0]->cq);
     for (int i = 0; i < n_held && !in_queue; i++) {
         CHECK_EQ(pthread_create(&threads[i], NULL, fails, held[i]), 0);
-        WHILE_MS (BED_WAIT_MS, !atomic_load(&held[i]->failed))
-            ;
+        AWAIT(atomic_load(&held[i]->failed));
     }
     let_go();
     for (int i = 0; i < n_held && !in_queue; i++)

@@ -53,9 +53,7 @@ static void *holder(void *arg)
 
 static bool looked_at(void)
 {
-    WHILE_MS (FORGOTTEN, atomic_load(&ep->want))
-        ;
-    return atomic_load(&ep->want) == 0;
+    return WITHIN_MS(FORGOTTEN, atomic_load(&ep->want) == 0);
 }
 
 static void meet(void (*what)(void))

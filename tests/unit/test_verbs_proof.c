@@ -93,12 +93,8 @@ static void until_attempt(uint32_t gen, uint64_t from)
 /* The path itself: others may stand in for it, and leave when it is back. */
 static void back(void)
 {
-    uint64_t until = r2_now_ns() + 2 * BED_WAIT_MS * R2_NS_PER_MS;
-
     r2_nicstate_forgive(0, r2_now_ns()); /* it flapped in the tests before this one */
-    while (!carries() && r2_now_ns() < until)
-        bed_ms(2);
-    CHECK(carries());
+    AWAIT(carries());
 }
 
 /* What is to be known of an endpoint. */
@@ -242,9 +238,8 @@ static void is_given_up(void)
     uint32_t qpn = (uint32_t)bed_script("source");
     struct view v = look_at(qpn);
 
-    for (int ms = 0; ms < BED_WAIT_MS && v.found; ms++) {
+    WHILE_MS (BED_WAIT_MS, v.found) {
         CHECK(!v.proven);
-        bed_ms(1);
         v = look_at(qpn);
     }
     CHECK(!v.found);

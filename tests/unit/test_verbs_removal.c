@@ -61,9 +61,7 @@ static uint32_t key(const struct r2_mr *mr, int nic)
 
 static void until_key(const struct r2_mr *mr, int nic, bool there)
 {
-    WHILE_MS (BED_WAIT_MS, (key(mr, nic) != 0) != there)
-        ;
-    CHECK_EQ(key(mr, nic) != 0, there);
+    AWAIT((key(mr, nic) != 0) == there);
 }
 
 static void begin(void)
@@ -157,9 +155,7 @@ TEST(again_and_again)
             threads = entries("/proc/self/task");
         }
     }
-    for (int ms = 0; ms < 5000 && entries("/proc/self/task") > threads; ms += 10)
-        bed_ms(10);
-    CHECK_LE(entries("/proc/self/task"), threads);
+    AWAIT(entries("/proc/self/task") <= threads);
     /* Paths differ in number from time to time, by a channel or two at each end. */
     CHECK_LE(channels(), before + 6);
     finish();
@@ -210,11 +206,7 @@ static bool second_carries(void)
 
 static void until_second(bool carries)
 {
-    for (int ms = 0; ms < BED_WAIT_MS && second_carries() != carries; ms++) {
-        r2_nicstate_forgive(1, r2_now_ns());
-        bed_ms(1);
-    }
-    CHECK_EQ(second_carries(), carries);
+    AWAIT((r2_nicstate_forgive(1, r2_now_ns()), second_carries() == carries));
 }
 
 /* Where the second NIC's address is in its port's table. */
@@ -223,11 +215,10 @@ static void until_entry(int index)
     struct r2_vnic *v = &r2_verbs.nics[1];
     int is = -1;
 
-    for (int ms = 0; ms < 1000 && is != index; ms++) {
+    WHILE_MS (1000, is != index) {
         pthread_mutex_lock(&v->lock);
         is = v->gid_index;
         pthread_mutex_unlock(&v->lock);
-        bed_ms(1);
     }
     CHECK_EQ(is, index);
 }
@@ -261,9 +252,7 @@ TEST(old_one_answers_late)
         from = bed_journal();
         snprintf(text, sizeof(text), "!queue fv1 %d 0", IBV_EVENT_QP_FATAL);
         bed_script(text);
-        for (int ms = 0; ms < BED_WAIT_MS && !bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, NULL);
-             ms++)
-            bed_ms(1);
+        AWAIT(bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, NULL));
         until_second(true);
         message(i);
     }
@@ -279,8 +268,7 @@ TEST(bytes_under_way)
 
     begin();
     bed_script("!port fv0 1 down");
-    WHILE_MS (BED_WAIT_MS, bed_paths(bed.tx) > 1)
-        ;
+    AWAIT(bed_paths(bed.tx) <= 1);
     bed_script("network 32768");
     memset(out, 0x5a, SIZE);
     CHECK_EQ(r2_engine_irecv(bed.rx, in, SIZE, 0, dmr, &recv), 0);
@@ -332,8 +320,7 @@ TEST(keys_are_not_confirmed)
     begin();
     CHECK_EQ(r2_engine_reg(bed.rx, more, sizeof(more), 1, &mr), 0);
     bed_script("!port fv1 1 down");
-    WHILE_MS (BED_WAIT_MS, bed_paths(bed.tx) > 1)
-        ;
+    AWAIT(bed_paths(bed.tx) <= 1);
     bed_ms(200); /* the path's own memory is not what is asked for first */
     bed_script("!refuse fv1 dereg 1000000");
     bed_script("!fatal fv1");
@@ -387,8 +374,7 @@ TEST(old_one_is_closed)
     AWAIT(there(1));
     CHECK_EQ(r2_engine_dereg(bed.rx, mr), 0);
     finish();
-    WHILE_MS (BED_WAIT_MS, bed_script("closed") == before)
-        ;
+    AWAIT(bed_script("closed") != before);
     CHECK_EQ(bed_script("closed"), before + 1);
 }
 
@@ -411,8 +397,7 @@ TEST(word_comes_late)
     CHECK_EQ(r2_engine_reg(bed.rx, more, sizeof(more), 1, &mr), 0);
     bed_script("!refuse fv1 dereg 1000000");
     bed_script("!fatal fv1");
-    WHILE_MS (BED_WAIT_MS, bed_paths(bed.tx) > 1)
-        ;
+    AWAIT(bed_paths(bed.tx) <= 1);
     CHECK_EQ(pthread_create(&thread, NULL, removes_soon, NULL), 0);
     CHECK_EQ(r2_engine_dereg(bed.rx, mr), 0);
     pthread_join(thread, NULL);
@@ -429,11 +414,7 @@ TEST(driver_waits_for_us)
     bed_script("!unload fv1");
     until_key(dmr, 1, false);
     message(2);
-    for (int ms = 0; ms < BED_WAIT_MS && !key(dmr, 1); ms += 10) {
-        bed_script("!restore fv1");
-        bed_ms(10);
-    }
-    CHECK(key(dmr, 1));
+    AWAIT((bed_script("!restore fv1"), key(dmr, 1)));
     r2_nicstate_forgive(1, r2_now_ns()); /* it flapped in the tests before this one */
     bed_until_paths(bed.tx, 2);
     message(3);
@@ -495,19 +476,12 @@ TEST(made_meanwhile)
     until_key(dmr, 1, false);
     atomic_store(&caught, true);
     bed_script("!restore fv1");
-    for (int ms = 0; ms < BED_WAIT_MS && !atomic_load(&waiting); ms++) {
-        r2_nicstate_forgive(1, r2_now_ns());
-        bed_ms(1);
-    }
-    CHECK_GT(atomic_load(&waiting), 0);
+    AWAIT((r2_nicstate_forgive(1, r2_now_ns()), atomic_load(&waiting)));
     bed_script("!vanish fv1"); /* its commands succeed */
-    for (int ms = 0; ms < BED_WAIT_MS && !fenced(); ms++)
-        bed_ms(1);
-    CHECK_GT(fenced(), 0);
+    AWAIT(fenced());
     bed_ms(100); /* whoever lets go too early has done so */
     atomic_store(&caught, false);
-    WHILE_MS (BED_WAIT_MS, (fenced() || atomic_load(&r2_verbs.nics[1].qps)))
-        ;
+    AWAIT(!fenced() && !atomic_load(&r2_verbs.nics[1].qps));
     CHECK_EQ(fenced(), 0);
     CHECK_EQ(atomic_load(&r2_verbs.nics[1].qps), 0);
     ends_well();

@@ -41,12 +41,11 @@ static void second_connection(void)
 
     tx2 = rx2 = NULL;
     CHECK_EQ(r2_engine_listen(bed.ctx, 1, handle, &l), 0);
-    for (int ms = 0; ms < BED_WAIT_MS && !(tx2 && rx2); ms++) {
+    WHILE_MS (BED_WAIT_MS, !(tx2 && rx2)) {
         if (!tx2)
             CHECK_EQ(r2_engine_connect(bed.ctx, 1, handle, &tx2), 0);
         if (!rx2)
             CHECK_EQ(r2_engine_accept(l, &rx2), 0);
-        bed_ms(1);
     }
     CHECK(tx2 && rx2);
     CHECK_EQ(r2_engine_close_listen(l), 0);

@@ -39,9 +39,7 @@ static uint32_t until_bulk(bool initiator)
 
 static void until_told(uint64_t from, enum r2_seg_event event)
 {
-    WHILE_MS (BED_WAIT_MS, !bed_told(from, event, NULL, NULL, NULL))
-        ;
-    CHECK_GE(bed_told(from, event, NULL, NULL, NULL), 1);
+    AWAIT(bed_told(from, event, NULL, NULL, NULL));
 }
 
 /* On the only path a chunk takes longer than a device may take for a packet, yet it moves: it is
@@ -90,13 +88,9 @@ TEST(count_arrived)
     qp = until_bulk(false);
     snprintf(text, sizeof(text), "receives %u", qp);
     bed_script("!lose fv0 4"); /* R2_WR_BULK_RX */
-    WHILE_MS (BED_WAIT_MS, bed_script(text) == R2_BULK_RX)
-        ;
-    CHECK_EQ(bed_script(text), R2_BULK_RX - 1);
+    AWAIT(bed_script(text) == R2_BULK_RX - 1);
     bed_message(&bed, &memory, 1);
-    WHILE_MS (BED_WAIT_MS, bed_script(text) < R2_BULK_RX)
-        ;
-    CHECK_EQ(bed_script(text), R2_BULK_RX);
+    AWAIT(bed_script(text) == R2_BULK_RX);
     bed_message(&bed, &memory, 2);
     CHECK_EQ(bulk_of(false), qp);
     CHECK_EQ(bed_told(from, R2_EV_PATH_DOWN, NULL, NULL, NULL), 0);

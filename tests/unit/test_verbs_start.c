@@ -287,9 +287,7 @@ static void no_list(void)
     job(0);
     CHECK(!rdma(0) && !rdma(1));
     bed_script("!unhang");
-    for (int ms = 0; ms < BED_WAIT_MS && !told("the list of RDMA devices has come too late"); ms++)
-        bed_ms(10);
-    CHECK(told("the list of RDMA devices has come too late"));
+    AWAIT(told("the list of RDMA devices has come too late"));
     CHECK_EQ(threads(), 0);
     job_ends();
 }

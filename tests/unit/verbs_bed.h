@@ -74,9 +74,7 @@ __attribute__((unused)) static int bed_paths(struct r2_conn *tx)
 
 __attribute__((unused)) static void bed_until_paths(struct r2_conn *tx, int paths)
 {
-    for (int ms = 0; ms < BED_WAIT_MS && bed_paths(tx) < paths; ms += 2)
-        bed_ms(2);
-    CHECK_GE(bed_paths(tx), paths);
+    AWAIT(bed_paths(tx) >= paths);
 }
 
 /* A connection from this process to itself, over `paths` paths. */
@@ -93,12 +91,11 @@ __attribute__((unused)) static void bed_open(struct bed *b, int paths)
         bed_library();
     CHECK_EQ(r2_engine_init(&b->ctx, 1, NULL), 0);
     CHECK_EQ(r2_engine_listen(b->ctx, 0, handle, &l), 0);
-    for (int ms = 0; ms < BED_WAIT_MS && !(b->tx && b->rx); ms++) {
+    WHILE_MS (BED_WAIT_MS, !(b->tx && b->rx)) {
         if (!b->tx)
             CHECK_EQ(r2_engine_connect(b->ctx, 0, handle, &b->tx), 0);
         if (!b->rx)
             CHECK_EQ(r2_engine_accept(l, &b->rx), 0);
-        bed_ms(1);
     }
     CHECK(b->tx && b->rx);
     CHECK_EQ(r2_engine_close_listen(l), 0);
@@ -153,9 +150,7 @@ __attribute__((unused)) static int bed_told(uint64_t from, enum r2_seg_event eve
 /* Waits until the script's answer is at least `state`. */
 __attribute__((unused)) static void bed_until_script(int state)
 {
-    for (int ms = 0; ms < BED_WAIT_MS && bed_script("") < state; ms++)
-        bed_ms(1);
-    CHECK_GE(bed_script(""), state);
+    AWAIT(bed_script("") >= state);
 }
 
 /* The connection's next message is cleared to send. */

@@ -168,23 +168,14 @@ static void join_root(void)
 {
     struct addrinfo *ai = resolve(0);
     struct hello h = {HELLO_MAGIC, (uint32_t)my_rank, (uint32_t)world_size};
-    double end = now() + CONNECT_SECONDS;
-    for (;;) {
-        int fd = socket(ai->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (fd < 0)
-            die("socket: %s", strerror(errno));
-        if (connect(fd, ai->ai_addr, ai->ai_addrlen) == 0) {
-            tune(fd);
-            sock[0] = fd;
-            break;
-        }
-        int err = errno;
-        close(fd);
-        if (now() > end)
-            die("cannot reach rank 0 at %s:%s within %d s: %s", getenv("MASTER_ADDR"),
-                getenv("MASTER_PORT"), CONNECT_SECONDS, strerror(err));
-        pause_us(20000);
-    }
+    int fd = socket(ai->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        die("socket: %s", strerror(errno));
+    if (!WITHIN_MS(CONNECT_SECONDS * 1000, connect(fd, ai->ai_addr, ai->ai_addrlen) == 0))
+        die("cannot reach rank 0 at %s:%s within %d s: %s", getenv("MASTER_ADDR"),
+            getenv("MASTER_PORT"), CONNECT_SECONDS, strerror(errno));
+    tune(fd);
+    sock[0] = fd;
     freeaddrinfo(ai);
     put(0, &h, sizeof(h));
 }

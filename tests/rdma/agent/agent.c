@@ -134,27 +134,21 @@ static void mount_all(void)
     mount("devpts", "/dev/pts", "devpts", 0, NULL);
 }
 
-/* Opens the only virtio port there is; the driver may need a moment. -1: none within 10 s. */
+/* The only virtio port there is; -1: none yet. */
 static int open_port(void)
 {
-    for (int tries = 0; tries < 1000; tries++) {
-        DIR *folder = opendir("/sys/class/virtio-ports");
-        for (struct dirent *e; folder && (e = readdir(folder));) {
-            char name[300];
-            if (e->d_name[0] == '.')
-                continue;
-            snprintf(name, sizeof(name), "/dev/%s", e->d_name);
-            int fd = open(name, O_RDWR | O_CLOEXEC);
-            if (fd >= 0) {
-                closedir(folder);
-                return fd;
-            }
-        }
-        if (folder)
-            closedir(folder);
-        pause_us(10000);
+    DIR *folder = opendir("/sys/class/virtio-ports");
+    int fd = -1;
+    for (struct dirent *e; fd < 0 && folder && (e = readdir(folder));) {
+        char name[300];
+        if (e->d_name[0] == '.')
+            continue;
+        snprintf(name, sizeof(name), "/dev/%s", e->d_name);
+        fd = open(name, O_RDWR | O_CLOEXEC);
     }
-    return -1;
+    if (folder)
+        closedir(folder);
+    return fd;
 }
 
 static void run_command(long id, int64_t limit_ms, const char *command)
@@ -327,7 +321,7 @@ int main(void)
     sigset_t child;
     mount_all();
     load_modules(failed, sizeof(failed));
-    port = open_port();
+    (void)WITHIN_MS(10000, (port = open_port()) >= 0);
     if (port < 0) {
         fprintf(stderr, "agent: no virtio port within 10 s; modules that failed: %s\n", failed);
         reboot(RB_POWER_OFF);

@@ -276,18 +276,16 @@ static void collect(struct bed *bed, struct side *side)
     }
 }
 
+static bool saw(struct bed *bed, int want_a, int want_b)
+{
+    collect(bed, &bed->a);
+    collect(bed, &bed->b);
+    return (want_a || want_b) && bed->a.seen_count >= want_a && bed->b.seen_count >= want_b;
+}
+
 bool pump(struct bed *bed, int ms, int want_a, int want_b)
 {
-    int64_t deadline = now_us() + (int64_t)ms * 1000;
-    for (;;) {
-        collect(bed, &bed->a);
-        collect(bed, &bed->b);
-        if ((want_a || want_b) && bed->a.seen_count >= want_a && bed->b.seen_count >= want_b)
-            return true;
-        if (now_us() >= deadline)
-            return false;
-        pause_us(100);
-    }
+    return WITHIN_MS(ms, saw(bed, want_a, want_b));
 }
 
 int bad_index(const struct side *side)

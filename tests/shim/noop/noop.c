@@ -72,8 +72,7 @@ static int wait_for_peers(r2_nccl_comm comm, int result)
         return result;
     }
     atomic_fetch_add(&comm->inside, 1);
-    while (atomic_load(&hang) && !atomic_load(&comm->aborted))
-        pause_us(1000);
+    UNTIL(!atomic_load(&hang) || atomic_load(&comm->aborted));
     if (atomic_load(&comm->aborted))
         result = R2_NCCL_INTERNAL;
     atomic_fetch_sub(&comm->inside, 1);
@@ -234,8 +233,7 @@ static int end(enum r2_api id, r2_nccl_comm comm)
 {
     if (comm) {
         atomic_store(&comm->aborted, 1);
-        while (atomic_load(&comm->inside))
-            pause_us(500);
+        UNTIL(!atomic_load(&comm->inside));
         free(comm);
     }
     return noop_note(id);
