@@ -14,7 +14,7 @@
 #include "util/log.h"
 
 #define WHOLE 65536                  /* of a report's share */
-#define TYPICAL (UINT64_C(64) << 20) /* what is predicted for until a larger size was seen */
+#define TYPICAL (UINT64_C(64) << 20) /* what is predicted for until a size was seen */
 #define AGAIN_NS (250 * R2_NS_PER_MS)
 #define SOON_NS (20 * R2_NS_PER_MS)
 
@@ -88,6 +88,8 @@ static void choose(struct r2_leader *l, struct r2_plan_choice *choice)
     r2_plan_choose(choice, &input);
     if (stopped(l))
         why = "stock: an operator said plan off";
+    else if (!bytes && choice->degraded > 0 && !r2_leader_always())
+        why = "stock: there was no AllReduce of 1 MiB or more yet"; /* ranks need not connect */
     else if (choice->plan.schedule == R2_PLAN_STOCK || input.wish != R2_PLAN_BEST)
         return;
     else if (r2_policy_trial(&l->policy))

@@ -135,19 +135,42 @@ static void turn(struct r2_leader *l)
     r2_leader_turn(l, r2_now_ns() + later);
 }
 
-static struct r2_leader *start(void)
+static struct r2_leader *start_without(void)
 {
     struct r2_leader *l;
 
     memset(&seen, 0, sizeof(seen));
     l = r2_leader_new(&comm, (struct r2_vote *)&dummy, RANKS, 0);
     CHECK(l != NULL && r2_leader_ready(l, rank_node, NODES));
-    r2_leader_time(l, 64 * MIB, false, NULL);
     for (int r = 0; r < RANKS; r++)
         report(l, r, FULL, 0);
     turn(l);
     CHECK_EQ(seen.proposals, 0); /* healthy: nothing is proposed */
     return l;
+}
+
+static struct r2_leader *start(void)
+{
+    struct r2_leader *l = start_without();
+
+    r2_leader_time(l, 64 * MIB, false, NULL);
+    return l;
+}
+
+/* Ranks of a communicator that makes no large AllReduce do not connect at a loss. */
+TEST(no_allreduce_yet)
+{
+    struct r2_leader *l = start_without();
+
+    r2_leader_time(l, MIB - 4, false, NULL);
+    report(l, 1, FULL / 2, 0);
+    turn(l);
+    CHECK_EQ(seen.invitations, 0);
+    CHECK(strstr(seen.cause, "no AllReduce of 1 MiB or more yet"));
+    r2_leader_time(l, MIB, false, NULL);
+    turn(l);
+    CHECK_EQ(seen.invitations, 1);
+    r2_leader_free(l);
 }
 
 /* Ranks connect, then they take a plan. */
@@ -326,6 +349,7 @@ TEST(reports)
 
     CHECK(l != NULL && r2_leader_ready(l, rank_node, NODES));
     memset(&seen, 0, sizeof(seen));
+    r2_leader_time(l, MIB, false, NULL);
     report(l, 1, FULL / 2, 0);
     report(l, -1, FULL / 2, 0);
     report(l, RANKS, FULL / 2, 0);
