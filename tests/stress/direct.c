@@ -316,19 +316,6 @@ static void *comm_main(void *arg)
 
 /* ---- faults, of each rank by itself */
 
-static bool is_stalled(uint64_t ns)
-{
-    return r2_now_ns() - atomic_load(&progress_ns) > ns;
-}
-
-static void clear_faults(int nics)
-{
-    for (int nic = 0; nic < nics; nic++)
-        r2_fault_clear(nic);
-}
-
-/* On a machine with much else to do a path may take longer to make than the next fault takes to
- * come. So there are none while nothing moves: what then still does not move hangs. */
 static void *faults_main(void *arg)
 {
     struct r2_prng prng;
@@ -347,12 +334,11 @@ static void *faults_main(void *arg)
         f.rx = ways & 2;
         f.for_ns += 1;
         pause_us(r2_prng_below(&prng, 1000000));
-        if (is_stalled(STALL_NS / 4))
-            clear_faults(nics);
-        else if (!atomic_load(&sh->stop))
+        if (!atomic_load(&sh->stop))
             r2_fault_set((int)r2_prng_below(&prng, (uint64_t)nics), &f);
     }
-    clear_faults(nics);
+    for (int nic = 0; nic < nics; nic++)
+        r2_fault_clear(nic);
     return NULL;
 }
 
@@ -384,7 +370,7 @@ static void rank_main(void)
         until.tv_sec++;
         if (pthread_timedjoin_np(threads[i], NULL, &until) == 0)
             i++;
-        else if (is_stalled(STALL_NS))
+        else if (r2_now_ns() - atomic_load(&progress_ns) > STALL_NS)
             die("nothing moved for a minute");
         else if (atomic_load(&sh->bad))
             _exit(1);

@@ -118,6 +118,8 @@ static void fail_by_verdict(int nic)
  * it works before that one is given back and a path is. */
 TEST(failed_beside_a_drained_one)
 {
+    uint32_t tried;
+
     begin(true);
     post(MSG);
     CHECK(remote_command(fail_by_verdict, 0));
@@ -125,10 +127,41 @@ TEST(failed_beside_a_drained_one)
     CHECK_EQ(remote_word(ep[1], 0, R2_NIC_DRAINED, 1000, 5), 0);
     fake_pass_ms(8000);
     CHECK_EQ(nic_row(0), R2_SEG_NIC_FAILED);
+    r2_peer_lock(r.conn->peer);
+    tried = path_of(0)->gen;
+    r2_peer_unlock(r.conn->peer);
     CHECK_EQ(remote_word(ep[1], 0, R2_NIC_USABLE, 1000, 6), 0);
-    CHECK(remote_path(&r, 0, ep[0]->params.gen));
+    CHECK(remote_path(&r, 0, tried));
     CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
     remote_end(&r);
+}
+
+/* The operator's command, and what comes of it. */
+static int drain(int nic)
+{
+    struct r2_seg_command *slot = &r2_control_segment(r2_eng.ctl)->commands[0];
+
+    *slot = (struct r2_seg_command){.verb = R2_SEG_VERB_DRAIN_NIC};
+    snprintf(slot->nic, sizeof(slot->nic), "%.39s", r2_nic_name(nic));
+    __atomic_store_n(&slot->state, R2_SEG_CMD_POSTED, __ATOMIC_RELEASE);
+    FAKE_AWAIT(1000, __atomic_load_n(&slot->state, __ATOMIC_ACQUIRE) > R2_SEG_CMD_RUNNING);
+    return slot->code;
+}
+
+/* The only NIC with a path to the peer is not drained, nor while that path is made anew. */
+TEST(sole_way_is_not_drained)
+{
+    begin(true);
+    post(MSG);
+    fake_fail(ep[1], ECONNRESET, false);
+    CHECK_EQ(drain(0), -EBUSY);
+    fake_fail(ep[0], ECONNRESET, false);
+    CHECK_EQ(drain(0), -EBUSY);
+    CHECK(remote_path(&r, 1, ep[1]->params.gen));
+    CHECK_EQ(drain(0), 0);
+    CHECK(remote_command(remote_undrain, 0));
+    remote_end(&r);
+    CHECK(wait_nic(0, R2_SEG_NIC_HEALTHY));
 }
 
 int main(int argc, char **argv)

@@ -211,12 +211,14 @@ static void draw_all(int idle, uint64_t others[])
     r2_peer_unlock(r.conn->peer);
 }
 
+/* Whoever leaves a chunk has another path asked. That may leave it as well, once: what is believed
+ * of a path in silence falls with time. */
 static bool somebody_takes(void)
 {
     struct r2_bulk bulk;
 
-    for (int i = 0; i < NICS; i++) {
-        if (r2_up_next_chunk(ep[i]->params.owner, ep[i], &bulk))
+    for (int i = 0; i < 2 * NICS; i++) {
+        if (r2_up_next_chunk(ep[i % NICS]->params.owner, ep[i % NICS], &bulk))
             return true;
     }
     return false;

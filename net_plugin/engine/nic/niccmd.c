@@ -86,18 +86,18 @@ static void tick_fault(int nic, uint64_t now)
 
 /* ---- drains and weights */
 
-/* No other NIC of ours has a path to the peer that could carry what this one does. */
+/* No other NIC of ours has a path to the peer that could carry what this one does, or will again:
+ * its own may be made anew just now. */
 static bool is_sole_way(const struct r2_peer *p, int nic)
 {
     bool here = false, elsewhere = false;
 
-    if (p->life != R2_PEER_ALIVE || r2_list_empty(&p->conn_list))
+    if (p->life != R2_PEER_ALIVE || !r2_peer_has_open(p))
         return false;
     R2_FOR_EACH_PATH (path, p) {
-        if (r2_path_may(path) < R2_MAY_LAST_RESORT || !r2_path_suffices(path))
-            continue;
-        here |= path->lnic == nic;
-        elsewhere |= path->lnic != nic;
+        here |= path->lnic == nic && r2_past_carried(path->past);
+        elsewhere |=
+            path->lnic != nic && r2_path_may(path) >= R2_MAY_LAST_RESORT && r2_path_suffices(path);
     }
     return here && !elsewhere;
 }

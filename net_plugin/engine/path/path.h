@@ -97,6 +97,8 @@ void r2_path_tell_up(struct r2_path *path);
 void r2_path_forgive(struct r2_path *path);
 /* Heartbeats in a row without an answer: it is in doubt. */
 #define R2_SUSPECT_BEATS 2
+/* A connection that neither side has closed. */
+bool r2_peer_has_open(const struct r2_peer *p);
 /* What its paths say about each NIC. */
 void r2_peer_census(struct r2_peer *p);
 /* A path of it is wanted and does not answer, and the peer's NIC is not what is at fault. Locks

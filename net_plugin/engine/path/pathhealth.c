@@ -212,7 +212,7 @@ void r2_peer_census(struct r2_peer *p)
     }
 }
 
-static bool has_open(const struct r2_peer *p)
+bool r2_peer_has_open(const struct r2_peer *p)
 {
     R2_FOR_EACH_CONN (c, p) {
         if (c->state == R2_CONN_OPENING || (c->state == R2_CONN_OPEN && !r2_conn_is_left(c)))
@@ -237,7 +237,7 @@ bool r2_nic_asked_in_vain(int nic)
     R2_FOR_EACH_PEER(p)
     {
         r2_peer_lock(p);
-        found |= p->life == R2_PEER_ALIVE && has_open(p) && waits_for(p, nic);
+        found |= p->life == R2_PEER_ALIVE && r2_peer_has_open(p) && waits_for(p, nic);
         r2_peer_unlock(p);
     }
     return found;
