@@ -112,8 +112,7 @@ static void pull(void)
     for (;;) {
         uint32_t len = r2_pathrate_chunk_len(&k.pr, k.max_chunk);
 
-        if (r2_pathrate_inflight(&k.pr) >=
-            r2_pathrate_window(&k.pr, len, k.lanes, R2_PATHRATE_SLACK_NS)) {
+        if (r2_pathrate_inflight(&k.pr) >= r2_pathrate_window(&k.pr, len, k.lanes, false)) {
             return;
         }
         if (k.to_send == 0) {

@@ -83,9 +83,9 @@ TEST(startup_drains)
         run_for(10 * US);
     }
     CHECK_GT(r2_pathrate_inflight(&k.pr), 2 * MIB);
-    CHECK_EQ(r2_pathrate_window(&k.pr, MIB, 2, R2_PATHRATE_SLACK_NS), 0);
+    CHECK_EQ(r2_pathrate_window(&k.pr, MIB, 2, false), 0);
     run_for(10 * MS);
-    CHECK_GE(r2_pathrate_window(&k.pr, MIB, 2, R2_PATHRATE_SLACK_NS), 2 * MIB);
+    CHECK_GE(r2_pathrate_window(&k.pr, MIB, 2, false), 2 * MIB);
 }
 
 /* No lane alone can fill the link: the window must not starve them (a smaller window would measure
@@ -118,8 +118,7 @@ TEST(sudden_drop)
         link_init(rates[i], 60 * US, 1, MIB);
         run_for(SEC);
         chunk = r2_pathrate_chunk_len(&k.pr, MIB);
-        queued =
-            later(8 * chunk, 2 * r2_pathrate_window(&k.pr, chunk, 1, R2_PATHRATE_SLACK_NS) + chunk);
+        queued = later(8 * chunk, 2 * r2_pathrate_window(&k.pr, chunk, 1, false) + chunk);
         k.rate = rates[i] / 10;
         t0 = k.now;
         while (r2_pathrate_rate(&k.pr) > rates[i] / 5) {
@@ -347,7 +346,7 @@ TEST(small_messages)
         run_for(50 * US);
     }
     CHECK_EQ(k.pr.min_rtt_ns, 20 * US);
-    CHECK_GE(r2_pathrate_window(&k.pr, R2_CHUNK_MIN, 1, R2_PATHRATE_SLACK_NS), R2_CHUNK_MIN);
+    CHECK_GE(r2_pathrate_window(&k.pr, R2_CHUNK_MIN, 1, false), R2_CHUNK_MIN);
     CHECK_EQ(r2_pathrate_chunk_len(&k.pr, MIB), R2_CHUNK_MIN);
     k.pr.known_slow = true;
     CHECK_EQ(r2_pathrate_chunk_len(&k.pr, MIB), R2_CHUNK_SLOW);
@@ -445,8 +444,8 @@ TEST(bookkeeping)
     pr.known_slow = true;
     CHECK_EQ(r2_pathrate_rate(&pr), 0);
     CHECK_EQ(pr.min_rtt_ns, 0);
-    CHECK_EQ(r2_pathrate_window(&pr, 65536, 4, R2_PATHRATE_SLACK_NS), 8 * 65536);
-    CHECK_EQ(r2_pathrate_window(&pr, 65536, 0, R2_PATHRATE_SLACK_NS), 2 * 65536);
+    CHECK_EQ(r2_pathrate_window(&pr, 65536, 4, false), 8 * 65536);
+    CHECK_EQ(r2_pathrate_window(&pr, 65536, 0, false), 2 * 65536);
     r2_pathrate_on_send(&pr, 1000, SEC, &a);
     r2_pathrate_on_send(&pr, 500, SEC + 10, &b);
     CHECK(a.clean && !b.clean);
@@ -482,7 +481,7 @@ TEST(hostile_times)
         uint32_t chunk = r2_pathrate_chunk_len(&pr, 4 * MIB);
 
         CHECK(chunk >= 4096 && chunk <= 4 * MIB && chunk % 4096 == 0);
-        CHECK(r2_pathrate_window(&pr, chunk, 1 + i, R2_PATHRATE_SLACK_NS) >= chunk ||
+        CHECK(r2_pathrate_window(&pr, chunk, 1 + i, false) >= chunk ||
               (pr.probing_rtt && r2_pathrate_inflight(&pr)));
         switch (check_below(4)) {
         case 0:

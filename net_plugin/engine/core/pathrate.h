@@ -114,17 +114,12 @@ static inline uint64_t r2_pathrate_inflight(const struct r2_pathrate *pr)
     return pr->inflight;
 }
 
-/* What a path has in flight beyond its round trip, as a time. */
-#define R2_PATHRATE_SLACK_NS UINT64_C(4000000)
-/* For chunks that any NIC may take: what one NIC has in flight, another that runs empty cannot
- * take. docs/decisions.md, 52. */
-#define R2_PATHRATE_SLACK_ANY_NS UINT64_C(1000000)
-
 /* The path may take another chunk while r2_pathrate_inflight() < this; 0 while it is to run empty
  * for a clean round trip. `chunk` is the length of the chunks sent now, `lanes` the number of bulk
- * lanes of the path (0 counts as 1), `slack_ns` one of the two above. */
+ * lanes of the path (0 counts as 1). `any_nic`: any NIC may take the chunks. Then less is in
+ * flight, since what one NIC has, another that runs empty cannot take (docs/decisions.md, 52). */
 uint64_t r2_pathrate_window(const struct r2_pathrate *pr, uint64_t chunk, unsigned lanes,
-                            uint64_t slack_ns);
+                            bool any_nic);
 
 /* Length that takes about half a millisecond at the measured rate: a multiple of 4096, at least
  * 64 KiB (16 KiB on a path known to be slow; or max_chunk, when that is smaller) and at most

@@ -12,21 +12,21 @@ static uint32_t chunk_max(void)
     return (uint32_t)(r2_eng.set->chunk & ~UINT64_C(127));
 }
 
-/* By what waits: all of it may go over any NIC, or not. */
-static uint64_t slack(const struct r2_peer *p)
+/* All that waits may go over any NIC. */
+static bool any_nic(const struct r2_peer *p)
 {
     R2_FOR_EACH_READY (c, p) {
         if (c->first != R2_ANY_NIC)
-            return R2_PATHRATE_SLACK_NS;
+            return false;
     }
-    return r2_list_empty(&p->ready) ? R2_PATHRATE_SLACK_NS : R2_PATHRATE_SLACK_ANY_NS;
+    return !r2_list_empty(&p->ready);
 }
 
 static uint64_t room(const struct r2_path *path)
 {
     uint32_t chunk = r2_pathrate_chunk_len(&path->rate, chunk_max());
     unsigned lanes = r2_eng.ops->lanes(path->ep);
-    uint64_t window = r2_pathrate_window(&path->rate, chunk, lanes, slack(path->peer));
+    uint64_t window = r2_pathrate_window(&path->rate, chunk, lanes, any_nic(path->peer));
     uint64_t used = r2_pathrate_inflight(&path->rate);
 
     if (path->flow.busy_until && path->peer->shares.members > 1 && !r2_conn_narrow() &&
