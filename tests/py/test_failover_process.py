@@ -48,18 +48,6 @@ def test_killed_rank(build: Build, victim: int) -> None:
         assert max(ends) - ends[victim] < 5.0, f"{ends}: {job}"
 
 
-def test_stopped_rank(build: Build) -> None:
-    """A process that is stopped for 6 s blames no NIC, nor do its peers: its kernel answers."""
-    with running_perf(build, **NODES) as job:
-        job.moving()
-        job.sides[1].signal(signal.SIGSTOP)
-        time.sleep(6.0)
-        job.sides[1].signal(signal.SIGCONT)
-        job.moving()
-        assert not job.named("path-down", "nic-down", "replay"), str(job)
-        job.finish()
-
-
 def test_a_job_that_is_over_before_it_is_seen(build: Build) -> None:
     """The bed takes one that ended well for what it is, however late it looks."""
     with running_perf(build, "-b", "8", "-e", "8", "-n", "1", **NODES) as job:

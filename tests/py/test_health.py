@@ -13,10 +13,12 @@ from pathlib import Path
 
 import health_table
 import pytest
+from click.testing import CliRunner, Result
 from conftest import Build
 from failover_bed import Pair, Side, loopback, running_pair, until
 
 from r2ccl_ctl import control, drain
+from r2ccl_ctl.cli.main import main
 from r2ccl_ctl.control import Command
 from r2ccl_ctl.errors import R2UsageError
 from r2ccl_ctl.faults import parse_rules
@@ -302,10 +304,8 @@ def test_a_fault_is_cleared_once(build: Build) -> None:
         assert [e.cause for e in pair.tx.named("fault-cleared")] == ["operator", "over"]
 
 
-def cli(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [".venv/bin/r2ccl-ctl", *words], capture_output=True, text=True, timeout=60, check=False
-    )
+def cli(*words: str) -> Result:
+    return CliRunner().invoke(main, words)
 
 
 def test_commands(build: Build, tmp_path: Path) -> None:
@@ -314,33 +314,33 @@ def test_commands(build: Build, tmp_path: Path) -> None:
         pair.moving()
         pid = ("--pid", str(pair.tx.pid))
         done = cli("drain-nic", B, *pid, "--wait")
-        assert done.returncode == 0 and "safe to unplug" in done.stdout, done
+        assert done.exit_code == 0 and "safe to unplug" in done.stdout, done.output
         done = cli("drain-nic", A, *pid, "--wait")
-        assert done.returncode == 1 and "last usable NIC" in done.stderr, done
+        assert done.exit_code == 1 and "last usable NIC" in done.stderr, done.output
         done = cli("undrain-nic", B, *pid)
-        assert done.returncode == 0, done
+        assert done.exit_code == 0, done.output
         until("back", lambda: state(pair.tx, B) == "healthy", 15.0)
-        assert cli("set-weight", B, "101", *pid).returncode == 2
-        assert cli("set-weight", B, "30", *pid).returncode == 0
+        assert cli("set-weight", B, "101", *pid).exit_code == 2
+        assert cli("set-weight", B, "30", *pid).exit_code == 0
         rules = tmp_path / "rules"
         rules.write_text(f"{B} error for=200ms  # short\n\n{A} slow=1gbit\n{A} recover at=0.3s\n")
         done = cli("faults", "apply", str(rules), *pid)
-        assert done.returncode == 0, done
+        assert done.exit_code == 0, done.output
         told = [(e.event, e.nic) for e in pair.tx.named("fault-injected", "fault-cleared")]
         assert ("fault-injected", B) in told and ("fault-cleared", A) in told, told
         rules.write_text("127.0.9.9 error\n")
         done = cli("faults", "apply", str(rules), *pid)
-        assert done.returncode == 1 and "127.0.9.9" in done.stderr, done
+        assert done.exit_code == 1 and "127.0.9.9" in done.stderr, done.output
         injected = pair.tx.named("fault-injected")
         done = cli("faults", "apply", str(rules), *pid, "--check")
-        assert done.returncode == 1 and f"line 1: no NIC '127.0.9.9'. NICs: {A}" in done.stderr
+        assert done.exit_code == 1 and f"line 1: no NIC '127.0.9.9'. NICs: {A}" in done.stderr
         rules.write_text(f"{B} blackhole\n")
-        assert cli("faults", "apply", str(rules), *pid, "--check").returncode == 0
-        assert cli("faults", "apply", str(rules), "--pid", "1", "--check").returncode == 1
+        assert cli("faults", "apply", str(rules), *pid, "--check").exit_code == 0
+        assert cli("faults", "apply", str(rules), "--pid", "1", "--check").exit_code == 1
         assert pair.tx.named("fault-injected") == injected, "--check is to change nothing"
         rules.write_text("eth1 blackhole\neth1 sideways\n")
         done = cli("faults", "apply", str(rules), *pid)
-        assert done.returncode == 2 and f"{rules}:2" in done.stderr, done
+        assert done.exit_code == 2 and f"{rules}:2" in done.stderr, done.output
         pair.moving()
 
 

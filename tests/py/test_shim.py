@@ -508,7 +508,7 @@ def test_run_with_preload(run_bounded: RunBounded, tool: Path, programs: Path, s
 
 
 @pytest.mark.parametrize("what", ["abort", "fork", "nonblocking"])
-@pytest.mark.parametrize("plan", ["off", "shadow", "auto"])
+@pytest.mark.parametrize("plan", ["off", "auto"])
 def test_abort_fork_and_nonblocking(
     run_bounded: RunBounded, shim: Path, programs: Path, what: str, plan: str
 ) -> None:

@@ -21,10 +21,9 @@ from r2ccl_ctl import control
 BULK = ("--register", "--size", "1M", "--conns", 2, "--stall", 20)
 
 
-@pytest.mark.parametrize("verify", [0, 1])
 @pytest.mark.parametrize(
-    ("size", "outstanding", "count"),
-    [("8", 1, 5000), ("8193", 1, 1000), ("100000", 2, 1000), ("1M", 4, 300)],
+    ("size", "outstanding", "count", "verify"),
+    [("8", 1, 1000, 0), ("8193", 1, 1000, 1), ("100000", 2, 1000, 0), ("1M", 4, 300, 1)],
 )
 def test_healthy(build: Build, size: str, outstanding: int, count: int, verify: int) -> None:
     """Messages of each kind go over queue pairs, and no socket carries any."""
@@ -222,8 +221,15 @@ def test_stopped_process(build: Build, side: str) -> None:
         pair.finish()
 
 
-@pytest.mark.parametrize("trouble", ["fatal fv1", "refuse fv1 err 1000000", "port fv1 1 blackhole"])
-@pytest.mark.parametrize("side", ["tx", "rx"])
+@pytest.mark.parametrize(
+    ("side", "trouble"),
+    [
+        ("tx", "fatal fv1"),
+        ("rx", "fatal fv1"),
+        ("rx", "refuse fv1 err 1000000"),
+        ("tx", "port fv1 1 blackhole"),
+    ],
+)
 def test_device_trouble(build: Build, side: str, trouble: str) -> None:
     """A device fails for good, cannot move queue pairs to ERR (they are destroyed instead), or
     swallows everything without a word; on either side."""

@@ -59,7 +59,7 @@ def schedule(build: Build, seed: int) -> None:
     assert results and all(result["wrong"] == 0 for result in results), told
 
 
-@pytest.mark.parametrize("seed", [1, 2, *range(4, 9)])  # the third takes half a minute
+@pytest.mark.parametrize("seed", [1, 4, 5, 7])  # each kind of lateness, alone and together
 def test_failure_schedules(build: Build, seed: int) -> None:
     schedule(build, seed)
 
@@ -173,7 +173,7 @@ def outdoors(build: Build, seed: int) -> None:
             raise
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 3, 5])  # host and device memory, with and without checks
 def test_weather(build: Build, seed: int) -> None:
     outdoors(build, seed)
 
