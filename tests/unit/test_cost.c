@@ -77,7 +77,8 @@ static void move(uint32_t size)
     CHECK_EQ(r2_engine_irecv(rx, in, size, 0, NULL, &r), 0);
     CHECK_EQ(r2_engine_isend(tx, out, size, 0, NULL, &s), 0);
     CHECK(r && s);
-    AWAIT(over(&s) & over(&r));
+    AWAIT(over(&s));
+    AWAIT(over(&r));
 }
 
 /* How often threads of the engine have gone to sleep. */
