@@ -51,7 +51,10 @@ static struct r2_seg_comm row_of(r2_nccl_comm handle)
     struct r2_seg_comm row;
 
     CHECK(comm != NULL);
-    row = *r2_comm_row(comm);
+    _Static_assert(sizeof(row) % 8 == 0, "words");
+    for (size_t i = 0; i < sizeof(row) / 8; i++) /* the thread of plans writes it, too */
+        ((uint64_t *)&row)[i] =
+            __atomic_load_n((uint64_t *)r2_comm_row(comm) + i, __ATOMIC_ACQUIRE);
     r2_comms_drop(comm);
     return row;
 }
