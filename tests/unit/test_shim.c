@@ -48,13 +48,13 @@ static uint64_t index_of(r2_nccl_comm handle)
 static struct r2_seg_comm row_of(r2_nccl_comm handle)
 {
     struct r2_comm *comm = r2_comms_hold(handle);
+    uint64_t words[sizeof(struct r2_seg_comm) / 8];
     struct r2_seg_comm row;
 
     CHECK(comm != NULL);
-    _Static_assert(sizeof(row) % 8 == 0, "words");
     for (size_t i = 0; i < sizeof(row) / 8; i++) /* the thread of plans writes it, too */
-        ((uint64_t *)&row)[i] =
-            __atomic_load_n((uint64_t *)r2_comm_row(comm) + i, __ATOMIC_ACQUIRE);
+        words[i] = __atomic_load_n((uint64_t *)r2_comm_row(comm) + i, __ATOMIC_ACQUIRE);
+    memcpy(&row, words, sizeof(row));
     r2_comms_drop(comm);
     return row;
 }
