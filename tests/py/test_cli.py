@@ -493,7 +493,8 @@ def test_config_list(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows["R2CCL_VERIFY"]["value"] == "1"
     assert rows["R2CCL_VERIFY"]["source"] == "environment"
     assert (rows["R2CCL_MODE"]["value"], rows["R2CCL_MODE"]["source"]) == ("balance", "R2CC_MODE")
-    assert set(rows) == {"R2CCL_VERIFY", "R2CCL_MODE", "R2CCL_EAGER"}
+    assert (rows["R2CCL_PLAN"]["value"], rows["R2CCL_PLAN"]["source"]) == ("off", "R2CCL_MODE")
+    assert set(rows) == {"R2CCL_VERIFY", "R2CCL_MODE", "R2CCL_EAGER", "R2CCL_PLAN"}
     assert b"warning: R2CCL_EAGER=1T is not valid" in run.stderr
     table = subprocess.run(words, capture_output=True, timeout=60, check=True, cwd=ROOT).stdout
     assert table.decode().split()[0] == "SETTING"
