@@ -111,6 +111,10 @@ def test_ramp_grows(build: Build) -> None:
         until("it is over", lambda: not pair.tx.snapshot().nics[1].fault)
         pair.tx.fail(B, "slow", rate=SLOW)
         until(f"ramping: {pair}", lambda: bool(order(pair.tx, B, "nic-ramping")))
+        until(
+            f"its path's weight: {pair}",  # shown a moment after its state
+            lambda: any(p.weight < 100 for p in ramping(pair.tx, B)),
+        )
         early = sent(pair.tx, B), sent(pair.tx, A)
         weights = []
         for _ in range(8):
