@@ -37,6 +37,8 @@ struct r2_calls_log {
 
 /* taken: by R2CCL, not by NCCL. One thread at a time. */
 void r2_calls_note(struct r2_calls_log *log, uint64_t number, uint64_t bytes, bool taken);
+/* What was noted is compared no more. By who notes. */
+void r2_calls_forget(struct r2_calls_log *log);
 /* How many were noted. */
 uint64_t r2_calls_count(const struct r2_calls_log *log);
 /* False: another one was noted meanwhile. */

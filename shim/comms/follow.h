@@ -43,9 +43,10 @@ void r2_follow_skip(struct r2_follow *parent, uint64_t salt);
 
 /* Before a collective, and after NCCL took `n` of them (a group's at its end). Before may wait, and
  * returns NCCL's result: what is not R2_NCCL_OK is the collective's. group: NCCL is about to launch
- * a group with `n` of them. */
+ * a group with `n` of them; forget: it has refused that, and they may come in another way. */
 int r2_follow_before(struct r2_follow *follow, enum r2_seg_collective kind, uint64_t bytes);
 void r2_follow_group(struct r2_follow *follow, uint64_t n);
+void r2_follow_forget(struct r2_follow *follow);
 void r2_follow_after(struct r2_follow *follow, uint64_t n);
 
 /* NCCL has revoked the communicator: who waits for a plan's fate does so no more, and its operation

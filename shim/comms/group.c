@@ -97,7 +97,7 @@ void r2_comms_group_refuse(void)
 void r2_comms_group_hand(void)
 {
     for (struct counted *at = group.counts; at; at = at->next) {
-        if (at->comm->follow)
+        if (at->comm->follow && !group.refused)
             r2_follow_group(at->comm->follow, at->collectives);
         r2_comms_handed(at->comm, (int64_t)at->collectives, (int64_t)at->p2p,
                         (int64_t)at->bus_bytes);
@@ -107,9 +107,12 @@ void r2_comms_group_hand(void)
 /* An application may mend its arguments and do the whole group once more, on this rank alone. */
 static void take_back(void)
 {
-    for (struct counted *at = group.counts; at; at = at->next)
+    for (struct counted *at = group.counts; at; at = at->next) {
+        if (at->comm->follow)
+            r2_follow_forget(at->comm->follow);
         r2_comms_handed(at->comm, -(int64_t)at->collectives, -(int64_t)at->p2p,
                         -(int64_t)at->bus_bytes);
+    }
 }
 
 /* Whether NCCL took operations on one communicator alone. */

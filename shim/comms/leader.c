@@ -88,7 +88,7 @@ static void choose(struct r2_leader *l, struct r2_plan_choice *choice)
     r2_plan_choose(choice, &input);
     if (stopped(l))
         why = "stock: an operator said plan off";
-    else if (!bytes && choice->degraded > 0 && !r2_leader_always())
+    else if (!bytes && !r2_leader_always())
         why = "stock: there was no AllReduce of 1 MiB or more yet"; /* ranks need not connect */
     else if (choice->plan.schedule == R2_PLAN_STOCK || input.wish != R2_PLAN_BEST)
         return;

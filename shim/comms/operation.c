@@ -46,8 +46,8 @@ int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t 
     return R2_NCCL_OK;
 }
 
-/* What NCCL refuses is none. Those of a group are noted at its end, which may be
- * ncclGroupSimulateEnd. */
+/* What NCCL refuses is none. Those of a group are noted before ncclGroupEnd, which may not return
+ * before they are over. */
 static void note_call(struct r2_follow *f, uint64_t number, uint64_t bytes, bool taken)
 {
     atomic_store_explicit(&f->called_ns, r2_now_ns(), memory_order_relaxed);
@@ -58,8 +58,15 @@ void r2_follow_group(struct r2_follow *f, uint64_t n)
 {
     uint64_t first = r2_agree_index(f->agree) + 1;
 
-    for (uint64_t i = n > R2_CALLS ? n - R2_CALLS : 0; f->vote && i < n; i++)
+    if (!f->vote || r2_vote_refused(f->vote))
+        return;
+    for (uint64_t i = 0; i < n && i < R2_CALLS; i++)
         note_call(f, first + i, R2_CALLS_GROUPED, false);
+}
+
+void r2_follow_forget(struct r2_follow *f)
+{
+    r2_calls_forget(&f->calls);
 }
 
 /* An AllReduce, between before and after: true, and *result is what the call

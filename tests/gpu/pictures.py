@@ -2,7 +2,7 @@
 """Tables and pictures of docs/evidence.md from the JSON of run_retention.py and run_training.py.
 
     pictures.py retention r.json --to docs/img/retention.png
-    pictures.py training t.json fsdp.json --shares 60,30 --to docs/img/training.png
+    pictures.py training t.json fsdp.json --to docs/img/training.png
 
 Prints the tables in Markdown. Exit code 2: no such file, or nothing in it to draw.
 """
@@ -100,16 +100,13 @@ def group_of(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["parallel"], row["nodes"], row["nics"], row["state"], row["asked"]
 
 
-def overheads(results: Sequence[dict[str, Any]], shares: Sequence[int], axes: Any) -> None:
-    """After a loss, of the healthy step, where communication has one of these shares of it (none
-    named: all); a mark at the bound of the share."""
+def overheads(results: Sequence[dict[str, Any]], axes: Any) -> None:
+    """After a loss, of the healthy step; a mark at the bound of the communication's share."""
     rows = [
         row | {"parallel": result["parallel"]}
         for result in results
         for row in result["rows"]
-        if row["overhead"] is not None
-        and row["state"].endswith(" lost")
-        and (not shares or row["asked"] in shares)
+        if row["overhead"] is not None and row["state"].endswith(" lost")
     ]
     groups = list(dict.fromkeys(map(group_of, rows)))
     modes = list(dict.fromkeys(row["mode"] for row in rows))
@@ -138,15 +135,15 @@ def overheads(results: Sequence[dict[str, Any]], shares: Sequence[int], axes: An
             f"{parallel}\n{nodes} nodes\n{state.replace(' lost', '')}\n{asked} %"
             for parallel, nodes, _, state, asked in groups
         ],
-        fontsize=7,
+        fontsize=6,
     )
     axes.set_ylabel("step after the loss, % longer")
 
 
-def training(results: Sequence[dict[str, Any]], shares: Sequence[int], figure: Any) -> None:
+def training(results: Sequence[dict[str, Any]], figure: Any) -> None:
     """Overheads of all runs, and the losses of the first run's first bed."""
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    overheads(results, shares, left)
+    overheads(results, left)
     result = results[0]
     first = result["curves"][0]
     for curve in result["curves"]:
@@ -162,9 +159,7 @@ def training(results: Sequence[dict[str, Any]], shares: Sequence[int], figure: A
     )
 
 
-def draw(
-    kind: str, results: Sequence[dict[str, Any]], shares: Sequence[int], to: str
-) -> list[str]:
+def draw(kind: str, results: Sequence[dict[str, Any]], to: str) -> list[str]:
     """Returns the tables."""
     figure = pyplot.figure(figsize=(11, 4.6), layout="constrained")
     if kind == "retention":
@@ -172,7 +167,7 @@ def draw(
         retention(results[0], figure.subplots())
     else:
         table = [line for result in results for line in training_figures.markdown(result)]
-        training(results, shares, figure)
+        training(results, figure)
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(to, dpi=110)
@@ -186,7 +181,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     p.add_argument("kind", choices=("retention", "training"))
     p.add_argument("json", nargs="+", help="what the script wrote; of training, of several runs")
-    p.add_argument("--shares", default="", help="training: bars of these alone, in percent")
     p.add_argument("--to", required=True, metavar="FILE", help="the picture")
     opts = p.parse_args(argv)
     say: Callable[[str], None] = print
@@ -194,8 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         results = [json.loads(Path(name).read_text(encoding="utf-8")) for name in opts.json]
         if not all(result["rows"] for result in results):
             raise ValueError("no rows in it")
-        shares = training_figures.shares_of(opts.shares) if opts.shares else []
-        say("\n".join(draw(opts.kind, results, shares, opts.to)))
+        say("\n".join(draw(opts.kind, results, opts.to)))
     except (OSError, ValueError, KeyError) as err:
         print(
             f"pictures: {' '.join(opts.json)}: {err}; give what run_{opts.kind}.py --json wrote",

@@ -45,6 +45,24 @@ TEST(equal_calls_do_not_differ)
     }
 }
 
+/* A group that NCCL refused comes again in another way, and may be shorter. */
+TEST(what_is_forgotten_does_not_differ)
+{
+    fresh();
+    both(1, 300 * KIB, true);
+    for (uint64_t n = 2; n < 5; n++)
+        r2_calls_note(&b, n, R2_CALLS_GROUPED, false);
+    r2_calls_note(&a, 2, 300 * KIB, true);
+    CHECK(differ(&a, &b));
+    r2_calls_forget(&b);
+    r2_calls_note(&b, 2, 300 * KIB, true);
+    r2_calls_note(&a, 3, 300 * KIB, true);
+    CHECK(!differ(&a, &b) && !differ(&b, &a));
+    r2_calls_note(&b, 3, 200 * KIB, false);
+    CHECK(differ(&a, &b));
+    CHECK(d.number == 3);
+}
+
 TEST(the_first_difference_is_named)
 {
     fresh();

@@ -24,7 +24,7 @@
 
 #define WINDOW_GAIN 2
 #define SLACK_NS (4 * NS_PER_MS) /* in flight beyond the round trip, as a time */
-#define SLACK_ANY_NS UINT64_C(400000)
+#define SLACK_ANY_NS NS_PER_MS
 #define SLACK_MAX (1024 * 1024)
 #define SLACK_CHUNKS 2 /* where these are more than that */
 #define STARTUP_GAIN 4
@@ -368,7 +368,7 @@ uint64_t r2_pathrate_window(const struct r2_pathrate *pr, uint64_t chunk, unsign
     if (pr->probing_rtt) { /* messages shorter than a chunk would never let it run empty */
         return pr->inflight ? 0 : chunk;
     }
-    return r2_max(any_nic ? bdp : r2_mul_div(WINDOW_GAIN, bdp, 1), floor);
+    return r2_max(r2_mul_div(WINDOW_GAIN, bdp, 1), floor);
 }
 
 uint32_t r2_pathrate_chunk_len(const struct r2_pathrate *pr, uint32_t max_chunk)

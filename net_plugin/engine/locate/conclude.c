@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "engine/locate/round.h"
+#include "util/num.h"
 
 #define RECENT 64
 #define WRITE_TRIES 20 /* of 0.1 ms */
@@ -174,6 +175,15 @@ static uint64_t first_failure(const struct r2_round *r)
     return first < R2_SLACK_NS ? R2_SLACK_NS : first;
 }
 
+static uint64_t last_failure(const struct r2_round *r)
+{
+    uint64_t last = 0;
+
+    for (int i = 0; i < r->n_suspects; i++)
+        last = r2_max(last, r->suspects[i].failed_at);
+    return last;
+}
+
 /* A NIC that is broken for one pair is broken for the others that fell silent with it. */
 static void spread_local(const struct r2_round *r, struct r2_finding *v)
 {
@@ -249,7 +259,7 @@ void r2_round_conclude(struct r2_round *r, uint64_t now)
         if (o[i] >= 0)
             r->ev.nics[o[i]].word = remote_word(&r->suspects[i]);
     }
-    add_heartbeats(r, l, since + R2_SLACK_NS);
+    add_heartbeats(r, l, last_failure(r));
     for (int i = 0; i < r->n_suspects; i++) {
         r2_verdict_of(&r->ev, l, o[i], since, r->suspects[i].heard, &v[i]);
         rdma_only(&r->suspects[i], &v[i]);
