@@ -89,6 +89,17 @@ TEST(forgiven_by_a_peer)
     remote_end(&r);
 }
 
+static bool is_spare(const struct r2_ep *of)
+{
+    const struct r2_path *path = of->params.owner;
+    bool is;
+
+    r2_peer_lock(path->peer);
+    is = path->role == R2_ROLE_SPARE;
+    r2_peer_unlock(path->peer);
+    return is;
+}
+
 /* A pair that stood in for a better one, which is back, and then is lost: it is tried until it
  * works. Else the peer, which may have no other path on that NIC, would take it for broken. */
 TEST(lost_spare_is_tried)
@@ -101,11 +112,11 @@ TEST(lost_spare_is_tried)
     spare = fake_find(r.id, 0, 1, 0);
     CHECK(spare && fake_up(spare) && remote_prove(&r, spare));
     CHECK(remote_path(&r, 0, ep[0]->params.gen));
-    FAKE_AWAIT(REMOTE_WAIT_MS, ((struct r2_path *)spare->params.owner)->role == R2_ROLE_SPARE);
+    FAKE_AWAIT(REMOTE_WAIT_MS, is_spare(spare));
     fake_fail(spare, ECONNRESET, false);
     spare = fake_find(r.id, 0, 1, spare->params.gen);
     CHECK(spare && fake_up(spare) && remote_prove(&r, spare));
-    CHECK_EQ(((struct r2_path *)spare->params.owner)->role, R2_ROLE_SPARE);
+    CHECK(is_spare(spare));
     remote_end(&r);
 }
 

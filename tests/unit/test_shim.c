@@ -12,8 +12,8 @@
 #include "api/ids.h"
 #include "await.h"
 #include "check.h"
+#include "comm_row.h"
 #include "comms/follow_inside.h"
-#include "comms/inside.h"
 #include "noop_bed.h"
 
 #define R2_PLAIN(name, since, params, args) int name params;
@@ -43,20 +43,6 @@ static uint64_t index_of(r2_nccl_comm handle)
     index = r2_comms_index(comm);
     r2_comms_drop(comm);
     return index;
-}
-
-static struct r2_seg_comm row_of(r2_nccl_comm handle)
-{
-    struct r2_comm *comm = r2_comms_hold(handle);
-    uint64_t words[sizeof(struct r2_seg_comm) / 8];
-    struct r2_seg_comm row;
-
-    CHECK(comm != NULL);
-    for (size_t i = 0; i < sizeof(row) / 8; i++) /* the thread of plans writes it, too */
-        words[i] = __atomic_load_n((uint64_t *)r2_comm_row(comm) + i, __ATOMIC_ACQUIRE);
-    memcpy(&row, words, sizeof(row));
-    r2_comms_drop(comm);
-    return row;
 }
 
 static uint32_t calling(r2_nccl_comm handle)

@@ -2,23 +2,11 @@
 #define _GNU_SOURCE
 #include <sys/mman.h>
 
-#include "check.h"
-#include "comms/inside.h"
+#include "comm_row.h"
 #include "noop_bed.h"
 
 #define R2_OWN(name, since, ret, params) ret name params;
 #include "api/nccl.def"
-
-static struct r2_seg_comm row_of(r2_nccl_comm handle)
-{
-    struct r2_comm *comm = r2_comms_hold(handle);
-    struct r2_seg_comm row;
-
-    CHECK(comm != NULL);
-    row = *r2_comm_row(comm);
-    r2_comms_drop(comm);
-    return row;
-}
 
 static bool followed(r2_nccl_comm handle)
 {
