@@ -40,7 +40,7 @@ def fakeverbs() -> Path:
     return paths.native_dir() / "fakeverbs" / "libibverbs.so.1"
 
 
-def run(options: Options, section: Section, until: float) -> None:
+def run(options: Options, section: Section) -> None:
     """Fill in the section; what was found stays when it fails later or is cut off."""
     if not options.wants(PART):
         return
@@ -63,12 +63,12 @@ def run(options: Options, section: Section, until: float) -> None:
         "R2_FAKEVERBS_NIC": "process",
         "R2_FAKEVERBS_CHAOS": "",
     }
-    series = resume.Series(KIND, len(CODES) if options.smoke else options.runs, until)
+    series = resume.Series(KIND, len(CODES) if options.smoke else options.runs)
 
     def breaks(sides: Sides) -> None:
         _fail_often(sides, series, section, options)
 
-    resume.under_traffic(options, section, series, Bed(NICS), env, breaks)
+    resume.under_traffic(section, series, Bed(NICS), env, breaks)
 
 
 def _fail_often(sides: Sides, series: resume.Series, section: Section, options: Options) -> None:

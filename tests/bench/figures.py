@@ -98,7 +98,6 @@ class Row:
 @dataclass
 class Section:
     """What one benchmark found. errors: why it could not, or what was wrong; skipped: why not;
-    cut: what ended it before all was done.
 
     load: the machine's load average before and after. others: the share of all cores that other
     programs used meanwhile.
@@ -110,7 +109,6 @@ class Section:
     notes: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     skipped: str = ""
-    cut: str = ""
     seconds: float = 0.0
     load: tuple[float, float] = (0.0, 0.0)
     others: float = 0.0
@@ -130,9 +128,6 @@ class Section:
         if values and baselines:
             row = ratio_rows(name, values, baselines, unit, baseline_name, target, **more)
             self.rows.append(row)
-
-    def missed(self) -> list[Row]:
-        return [row for row in self.rows if row.met is False]
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "rows": [row.as_dict() for row in self.rows]}
@@ -206,9 +201,3 @@ def text_table(rows: Sequence[Row]) -> str:
         ).rstrip()
         for line in lines
     )
-
-
-def markdown_table(rows: Sequence[Row]) -> str:
-    """As Markdown."""
-    lines = [HEADINGS, ("---",) * len(HEADINGS), *(cells(row) for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,8 +1,8 @@
 """A NIC that is slow or loses packets, but lives: what is left of AllReduce, and how soon.
 
 Rung 4. Four NICs of 1 Gbit/s on two nodes; one of them is slowed to a tenth by the lab's shaper, or
-loses a few per cent of its packets (nf_tables), under a running AllReduce on the stand-in. Each
-figure stands beside the same run with R2CCL_GREY=0 and beside what the rates add up to. "What the
+loses a few per cent of its packets (nf_tables), under a running AllReduce on the stand-in. What is
+kept stands beside the same run with R2CCL_GREY=0 and beside what the rates add up to. "What the
 rates add up to" is the run's own bus bandwidth before the fault, in proportion to the rates: so the
 overhead of the stand-in and of the machine is on both sides.
 """
@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from figures import Row, Section, median, percentile
@@ -67,38 +67,50 @@ def run(options: Options, section: Section) -> None:
     plan = SMOKE if options.smoke else FULL
     turns = 1 if options.smoke else min(3, options.repetitions)
     slow = (NICS - 1 + plan.slowed / plan.rate) / NICS
-    name = f"one of 4 NICs loses {LOSS_PERCENT:g} % of its packets"
-    fault = _slow(plan)
+    trouble = Trouble(
+        "slowed to 10 %",
+        "slow",
+        lambda lab: lab.set_rate("n0", VICTIM, plan.slowed),
+        lambda lab: lab.set_rate("n0", VICTIM, plan.rate),
+        0.8,
+    )
     if options.wants("slow"):
-        _kept(section, options, plan, turns, "one of 4 NICs at 10 %", fault, slow, TARGET)
-    if options.wants("small") and not options.smoke:  # where the last chunks are most of it
-        small = replace(plan, size=MIB)
-        _kept(section, options, small, turns, "one of 4 NICs at 10 %, 1 MiB", fault, slow, None)
-    if options.wants("lossy") and not options.smoke:  # the same code as "slow"
-        _kept(section, options, plan, turns, name, _lossy, (NICS - 1) / NICS, None)
+        _kept(section, options, plan, turns, "one of 4 NICs at 10 %", trouble.begins, slow, TARGET)
     if options.wants("follow"):
-        _follow(section, options, plan)
+        lasted = _follow(section, options, plan, trouble)
+        _healthy(section, options, plan, lasted)
+    if options.wants("lossy") and not options.smoke:  # the same code as "follow"
+        _follow(section, options, plan, LOSSY)
     section.notes.append(
         f"2 nodes x {NICS} NICs of {plan.rate / GBIT:g} Gbit/s, AllReduce of "
-        f"{plan.size // MIB} MiB unless said otherwise, on the stand-in; the second after the "
-        "fault is left out of the bandwidth. Baseline: the "
-        "bus bandwidth of the same run before the fault times the share of rates that is left "
-        "(for packet loss: that of the three NICs without it)."
+        f"{plan.size // MIB} MiB, on the stand-in; the second after the fault is left out of the "
+        "bandwidth. Baseline: the bus bandwidth of the same run before the fault times the share "
+        "of rates that is left."
     )
 
 
 Fault = Callable[[Lab], None]
 
 
-def _slow(plan: Plan) -> Fault:
-    def apply(lab: Lab) -> None:
-        lab.set_rate("n0", VICTIM, plan.slowed)
+@dataclass(frozen=True)
+class Trouble:
+    """What is done to the victim, and mended. word: what its journal calls it; settle: seconds
+    after either, until the other may come."""
 
-    return apply
+    name: str
+    word: str
+    begins: Fault
+    ends: Fault
+    settle: float
 
 
-def _lossy(lab: Lab) -> None:
-    lab.fail_link("n0", VICTIM, "silent", loss=LOSS_PERCENT)
+LOSSY = Trouble(
+    f"loses {LOSS_PERCENT:g} % of its packets",
+    "lossy",
+    lambda lab: lab.fail_link("n0", VICTIM, "silent", loss=LOSS_PERCENT),
+    lambda lab: lab.recover_link("n0", VICTIM),
+    3.0,
+)
 
 
 def _kept(
@@ -220,7 +232,7 @@ def _first_weight(watch: Sequence[Cursor], since: int) -> Event | None:
 
 @dataclass
 class Followed:
-    """What was said in so many turns of slowing the victim down and mending it; milliseconds."""
+    """What was said in so many turns of the trouble and its end; milliseconds."""
 
     there: list[float] = field(default_factory=list)
     back: list[float] = field(default_factory=list)
@@ -230,11 +242,11 @@ class Followed:
     turns: int = 0
 
 
-def _follow(section: Section, options: Options, plan: Plan) -> None:
+def _follow(section: Section, options: Options, plan: Plan, trouble: Trouble) -> float:
     """How long until the weight follows, there and back, many times in one run, and whether it is
-    the NIC that is named; then a run as long without a fault, in which nothing is to be named."""
+    the NIC that is named. Seconds that it took."""
     found = Followed()
-    seconds = plan.follow_runs * 8.0 + 10
+    seconds = plan.follow_runs * (6.4 + 2 * trouble.settle) + 10
     try:
         with lab_bed("follow", NICS, (plan.rate,)) as bed, ExitStack() as stack:
             assert bed.lab is not None
@@ -245,47 +257,49 @@ def _follow(section: Section, options: Options, plan: Plan) -> None:
             began = time.monotonic()
             for turn in range(plan.follow_runs):
                 if turn % 5 == 0:
-                    options.say(f"weights follow: {turn + 1} of {plan.follow_runs}")
-                _follow_once(bed.lab, watch, plan, found)
+                    options.say(f"{trouble.name}: {turn + 1} of {plan.follow_runs}")
+                _follow_once(bed.lab, watch, trouble, found)
             lasted = time.monotonic() - began
             job.kill(grace=0.1)
     finally:
-        _followed(section, options, found)
-    _healthy(section, options, plan, lasted)
+        _followed(section, options, found, trouble)
+    return lasted
 
 
-def _follow_once(lab: Lab, watch: Sequence[Cursor], plan: Plan, found: Followed) -> None:
-    for rate, into in ((plan.slowed, found.there), (plan.rate, found.back)):
-        slow = into is found.there
-        took = _until_weight(lab, watch, rate, slow)
+def _follow_once(lab: Lab, watch: Sequence[Cursor], trouble: Trouble, found: Followed) -> None:
+    for change, into in ((trouble.begins, found.there), (trouble.ends, found.back)):
+        word = trouble.word if into is found.there else ""
+        took = _until_weight(lab, watch, change, word)
         if took.weight is None:
             found.missed += 1
         else:
             into.append(took.weight)
-        if took.named is not None and slow:
+        if took.named is not None and word:
             found.named.append(took.named)
         found.others += took.others
-        time.sleep(0.8)
+        time.sleep(trouble.settle)
     found.turns += 1
 
 
-def _followed(section: Section, options: Options, found: Followed) -> None:
+def _followed(section: Section, options: Options, found: Followed, trouble: Trouble) -> None:
     if not found.turns:
         return
-    for name, values in (("slowed to 10 %", found.there), ("at full speed again", found.back)):
+    word = trouble.word
+    for name, values in ((trouble.name, found.there), (f"no longer {word}", found.back)):
         if not values and not options.smoke:
             section.errors.append(f"{name}: the weight never followed")
-        _times(section, f"{name}: weight follows", values)
-    _times(section, "slowed to 10 %: named as slow", found.named)
+        promised = values is found.there or word == "slow"  # a loss is forgotten in seconds
+        _times(section, f"{name}: weight follows", values, promised)
+    _times(section, f"{trouble.name}: named as {word}", found.named, True)
     of, blamed = f"of {found.turns}", [event for event in found.others if _blames(event)]
     section.rows += [
-        _count("slowed to 10 %: the NIC is named as slow", len(found.named), of, found.turns),
-        _count("slowed to 10 %: paths of other NICs called slow or lossy", len(blamed), of, None),
+        _count(f"{trouble.name}: the NIC is named so", len(found.named), of, found.turns),
+        _count(f"{trouble.name}: paths of other NICs called slow or lossy", len(blamed), of, None),
     ]
-    section.details["other NICs, while one was slow"] = [
+    section.details[f"other NICs, while one was {word}"] = [
         f"{event.nic}: {event.cause}" for event in found.others
     ]
-    section.details["weight did not follow within 3 s"] = found.missed
+    section.details[f"{word}: weight did not follow within 3 s"] = found.missed
 
 
 def _healthy(section: Section, options: Options, plan: Plan, seconds: float) -> None:
@@ -304,14 +318,14 @@ def _healthy(section: Section, options: Options, plan: Plan, seconds: float) -> 
     section.details["blamed without a fault"] = [f"{e.nic}: {e.cause}" for e in blamed]
 
 
-def _times(section: Section, name: str, values: Sequence[float]) -> None:
+def _times(section: Section, name: str, values: Sequence[float], promised: bool) -> None:
     for word, share in (("median", 0.5), ("p95", 0.95), ("max", 1.0)) if values else ():
         section.rows.append(
             Row(
                 f"{name}, {word}",
                 percentile(values, share),
                 "ms",
-                target=KNOWN_MS if word == "median" else None,
+                target=KNOWN_MS if promised and word == "median" else None,
                 judged="value",
                 at_least=False,
                 samples=len(values),
@@ -333,20 +347,21 @@ def _weights(watch: Sequence[Cursor]) -> list[Event]:
 
 @dataclass
 class Took:
-    """Milliseconds until some side changed the victim's weight, and until it was called slow, and
-    what was said of other NICs; None: not within 3 s."""
+    """Milliseconds until some side changed the victim's weight, and until it was named, and what
+    was said of other NICs; None: not within 3 s."""
 
     weight: float | None = None
     named: float | None = None
     others: list[Event] = field(default_factory=list)
 
 
-def _until_weight(lab: Lab, watch: Sequence[Cursor], rate: int, slow: bool) -> Took:
+def _until_weight(lab: Lab, watch: Sequence[Cursor], change: Fault, word: str) -> Took:
+    """word: how it is to be named; "": a change of weight is enough."""
     took = Took(others=[event for event in _weights(watch) if event.nic != VICTIM])
     at = time.monotonic_ns()
-    lab.set_rate("n0", VICTIM, rate)
+    change(lab)
     while time.monotonic_ns() - at < 3 * 10**9:
-        if (took.named if slow else took.weight) is not None:
+        if (took.named if word else took.weight) is not None:
             break
         events = sorted(_weights(watch), key=lambda event: event.mono_ns)
         took.others += [event for event in events if event.nic != VICTIM]
@@ -355,7 +370,7 @@ def _until_weight(lab: Lab, watch: Sequence[Cursor], rate: int, slow: bool) -> T
                 continue
             since = (event.mono_ns - at) / 1e6
             took.weight = since if took.weight is None else took.weight
-            if took.named is None and event.cause.startswith("slow:"):
+            if word and took.named is None and event.cause.startswith(f"{word}:"):
                 took.named = since
         time.sleep(0.005)
     return took

@@ -5,27 +5,21 @@ that lost a path has to say in its journal which NIC is at fault. A case is righ
 each pair of nodes that the fault separates have given a verdict, and every verdict given is right.
 Times are counted from just before the lab is asked to break something: finding out that a path is
 silent is in them. It cannot show what a physical switch does.
-
-Hundreds of cases take most of an hour; `--add-to FILE` keeps them in a file and `--slice SECONDS`
-ends a run early, so that they can be had a few minutes at a time.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
 
 from figures import Row, Section, percentile
-from rig import BenchError, Options, commit, perf_spec
+from rig import BenchError, Options, perf_spec
 
 from r2ccl_ctl import control, launch, paths
 from r2ccl_ctl.errors import R2Error
@@ -92,60 +86,6 @@ class Case:
     @property
     def right(self) -> bool:
         return not self.missing() and not self.wrong()
-
-
-@dataclass(frozen=True)
-class Record:
-    """What is kept of a case: enough to count it, and to see what was wrong with it."""
-
-    variant: str
-    kind: str
-    nic: str
-    nodes: list[int]
-    right: bool
-    missing: list[list[int]]
-    wrong: list[str]
-    causes: list[str]
-    given_ms: list[float]
-    commit: str
-
-
-class Ledger:
-    """The cases so far; in a file, if there is one, written after each."""
-
-    def __init__(self, path: Path | None) -> None:
-        self.path, self._commit = path, commit()
-        self.records: list[Record] = []
-        if path and path.exists():
-            try:
-                rows = json.loads(path.read_text(encoding="utf-8"))["cases"]
-                self.records = [Record(**row) for row in rows]
-            except (ValueError, KeyError, TypeError) as err:
-                raise BenchError(f"{path} holds no cases of `locate`: {err}; move it away") from err
-
-    def of(self, variant: str, kind: str) -> list[Record]:
-        return [r for r in self.records if (r.variant, r.kind) == (variant, kind)]
-
-    def add(self, variant: str, case: Case) -> None:
-        self.records.append(
-            Record(
-                variant,
-                case.kind,
-                case.nic,
-                list(case.nodes),
-                case.right,
-                [list(pair) for pair in case.missing()],
-                case.wrong(),
-                [cause for _, _, cause in case.said],
-                [round(t / MS, 1) for t in case.given],
-                self._commit,
-            )
-        )
-        if self.path:
-            rows: dict[str, Any] = {"cases": [asdict(record) for record in self.records]}
-            new = self.path.with_name(self.path.name + ".new")
-            new.write_text(json.dumps(rows, indent=0) + "\n", encoding="utf-8")
-            new.replace(self.path)
 
 
 def one_nic(nic: str, a: int, _b: int) -> Truth:
@@ -322,27 +262,22 @@ def running(variant: str) -> Iterator[Bed]:
 
 def run(options: Options, section: Section) -> None:
     """Fill in the section; what was found stays when a later part fails or is cut off."""
-    seed = random.randrange(1 << 32) if options.seed is None else options.seed
+    seed = random.randrange(1 << 32)
     section.details["seed"] = seed
-    ledger = Ledger(options.add_to)
-    until, done = options.slice_end(), True
     section.notes.append(
         f"{NODES} nodes x {NICS} NICs, one rank each, default settings but for damping, off, and "
         f"the ramp, 0.5 s; seed {seed}. Right: all processes that lost a path have given a "
         "verdict, and each verdict is right."
     )
-    try:
-        # Each is asked for: what parts there are is told by that.
-        wanted = [variant for variant in VARIANTS if options.wants(variant)]
-        for variant in wanted[:1] if options.smoke else wanted:
-            rng = random.Random(f"{seed} {variant}")
-            done &= _variant(options, section, variant, ledger, rng, until)
-    finally:
-        for variant, kind in itertools.product(VARIANTS, KINDS):
-            _rows(section, variant, kind, ledger.of(variant, kind.name))
-        section.details["commits"] = dict(Counter(record.commit for record in ledger.records))
-    if not done:
-        section.cut = options.sliced()
+    # Each is asked for: what parts there are is told by that.
+    wanted = [variant for variant in VARIANTS if options.wants(variant)]
+    for variant in wanted[:1] if options.smoke else wanted:
+        cases: list[Case] = []
+        try:
+            _variant(options, section, variant, cases, random.Random(f"{seed} {variant}"))
+        finally:
+            for kind in kinds_of(variant):
+                _rows(section, variant, kind, [one for one in cases if one.kind == kind.name])
 
 
 def kinds_of(variant: str) -> list[Kind]:
@@ -351,50 +286,35 @@ def kinds_of(variant: str) -> list[Kind]:
 
 
 def _variant(
-    options: Options,
-    section: Section,
-    variant: str,
-    ledger: Ledger,
-    rng: random.Random,
-    until: float,
-) -> bool:
-    """Cases of all kinds in turn, until there are enough of each or the time is over: False."""
+    options: Options, section: Section, variant: str, cases: list[Case], rng: random.Random
+) -> None:
+    """Cases of all kinds in turn."""
     runs = 1 if options.smoke else options.runs
-
-    def due() -> list[Kind]:
-        return [k for k in kinds_of(variant) if len(ledger.of(variant, k.name)) < runs]
-
-    if not due() or time.monotonic() > until:
-        return not due()
     last = ""
     with running(variant) as bed:
-        while (kinds := due()) and time.monotonic() < until:
-            for kind in kinds:
-                if time.monotonic() > until:
-                    break
+        for turn in range(runs):
+            for kind in kinds_of(variant):
                 a, b = rng.sample(range(NODES), 2)
                 # Another NIC than before: a verdict on a pair stands for a second.
                 last = rng.choice([f"nic{i}" for i in range(NICS) if f"nic{i}" != last])
                 case = run_case(bed, kind, last, a, b)
-                ledger.add(variant, case)
+                cases.append(case)
                 if not case.right:
                     options.say(
                         f"{variant}, {kind.name}, {case.nic} of {case.nodes}: wrong "
                         f"{case.wrong()}, missing {case.missing()}, said {case.said}"
                     )
-            have = [len(ledger.of(variant, k.name)) for k in kinds_of(variant)]
-            if have[0] % 10 == 1:
-                options.say(f"{variant}: {min(have)} of {runs} of each kind")
+            if turn % 10 == 0:
+                options.say(f"{variant}: {turn + 1} of {runs} of each kind")
         for name in ("rounds", "probes"):
             section.details[f"{variant}: {name}"] = bed.counters(f"locate_{name}")
-    return not due()
 
 
-def _rows(section: Section, variant: str, kind: Kind, cases: list[Record]) -> None:
+def _rows(section: Section, variant: str, kind: Kind, cases: list[Case]) -> None:
     if not cases:
         return
     right = sum(case.right for case in cases)
-    given = [t for case in cases for t in case.given_ms]
+    given = [ns / MS for case in cases for ns in case.given]
     name = f"{variant}: {kind.name}"
     section.rows.append(
         Row(
@@ -421,6 +341,10 @@ def _rows(section: Section, variant: str, kind: Kind, cases: list[Record]) -> No
                 )
             )
     section.details[f"{name}: verdicts"] = dict(
-        Counter(cause.split(":")[0] for case in cases for cause in case.causes)
+        Counter(cause.split(":")[0] for case in cases for _, _, cause in case.said)
     )
-    section.details[f"{name}: not right"] = [asdict(case) for case in cases if not case.right]
+    section.details[f"{name}: not right"] = [
+        f"{case.nic} of {case.nodes}: wrong {case.wrong()}, missing {case.missing()}"
+        for case in cases
+        if not case.right
+    ]

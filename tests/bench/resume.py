@@ -22,7 +22,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import cutoff
 from figures import Row, Section, percentile
 from rig import Bed, BenchError, Options, Sides, lab_bed, plugin_sides
 
@@ -36,7 +35,7 @@ NICS = 2
 RATE = 500_000_000
 MESSAGE = ["--size", "256K", "--outstanding", "8"]
 LOOK_S = 0.002
-END_S, CUT_END_S = 30.0, 5.0  # for the messages that are under way; who cut it off waits
+END_S = 30.0  # for the messages that are under way
 STEADY_S = 0.4  # after a NIC is back: longer than a black hole's stall
 GIVE_UP_S = 10.0
 MS = 1e6
@@ -176,15 +175,14 @@ UNDAMPED = {"R2CCL_DAMP": "0"}  # every NIC fails dozens of times
 
 @dataclass
 class Series:
-    """Faults of a kind, so many or until a time; those so far were followed to their end."""
+    """So many faults of a kind; those so far were followed to their end."""
 
     kind: Kind
     runs: int
-    until: float
     faults: list[Fault] = field(default_factory=list)
 
     def more(self) -> bool:
-        return len(self.faults) < self.runs and time.monotonic() < self.until
+        return len(self.faults) < self.runs
 
     def say(self, options: Options) -> None:
         done, last = len(self.faults), self.faults[-1]
@@ -193,7 +191,7 @@ class Series:
             options.say(f"{self.kind.title}, {done} of {self.runs}: known after {known:.1f} ms")
 
 
-def run(options: Options, section: Section, until: float) -> None:
+def run(options: Options, section: Section) -> None:
     """Fill in the section; what was found stays when a later part fails or is cut off."""
     runs = 2 if options.smoke else options.runs
     modes = list(filter(options.wants, ("carrier", "silent") if options.smoke else WORDS))
@@ -205,7 +203,7 @@ def run(options: Options, section: Section, until: float) -> None:
             "longest time without a completed message around the fault."
         )
     for mode in modes:
-        series = Series(Kind(WORDS[mode], TARGETS[mode]), runs, until)
+        series = Series(Kind(WORDS[mode], TARGETS[mode]), runs)
         with lab_bed("resume", NICS, (RATE,)) as bed:
             _run_mode(options, section, mode, series, bed)
 
@@ -217,11 +215,10 @@ def _run_mode(options: Options, section: Section, mode: str, series: Series, bed
     def breaks(sides: Sides) -> None:
         _break_often(lab, sides, mode, series, options)
 
-    under_traffic(options, section, series, bed, UNDAMPED, breaks)
+    under_traffic(section, series, bed, UNDAMPED, breaks)
 
 
 def under_traffic(
-    options: Options,
     section: Section,
     series: Series,
     bed: Bed,
@@ -239,13 +236,11 @@ def under_traffic(
             finally:
                 section.errors += _end(sides)
                 rows(section, series, _read_times(log))
-    if len(series.faults) < series.runs:
-        section.cut = options.sliced()
 
 
 def _end(sides: Sides) -> list[str]:
     """Ends the messages; what is wrong with how they ended."""
-    sides.ends_at = time.monotonic() + (CUT_END_S if cutoff.caught else END_S)
+    sides.ends_at = time.monotonic() + END_S
     sides.sender.send_signal(signal.SIGTERM)
     try:
         sides.finish()

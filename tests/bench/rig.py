@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import platform
 import re
@@ -40,37 +39,23 @@ class BenchError(R2Error):
 
 @dataclass(frozen=True)
 class Options:
-    """smoke: seconds only, to see that everything runs. runs: faults of each kind; slice_s: seconds
-    of a section after which none of them begins. add_to, seed: of `locate` and `known`, the file
-    that they are added to. parts: of sections that have several; none: all of them. nccl: of
-    `cost`, as LaunchSpec has it. asked: the parts that wants() was asked for."""
+    """smoke: seconds only, to see that everything runs. runs: faults of each kind. parts: of
+    sections that have several; none: all of them. nccl: of `cost`, as LaunchSpec has it. asked:
+    the parts that wants() was asked for."""
 
     smoke: bool = False
     runs: int = 100
     repetitions: int = 5
-    verbose: bool = True
-    slice_s: float | None = None
-    add_to: Path | None = None
-    seed: int | None = None
     parts: tuple[str, ...] = ()
     nccl: str = "standin"
     asked: list[str] = field(default_factory=list)
-
-    def slice_end(self) -> float:
-        """By the monotonic clock, of a section that begins now."""
-        return time.monotonic() + self.slice_s if self.slice_s else math.inf
-
-    def sliced(self) -> str:
-        """What cut a section off that came to that end."""
-        return f"--slice {self.slice_s:g}"
 
     def wants(self, part: str) -> bool:
         self.asked.append(part)
         return not self.parts or part in self.parts
 
     def say(self, text: str) -> None:
-        if self.verbose:
-            print(f"  {text}", file=sys.stderr, flush=True)
+        print(f"  {text}", file=sys.stderr, flush=True)
 
 
 def program(name: str) -> str:

@@ -4,21 +4,19 @@
     make bench                                    everything, about an hour on 2 cores
     make bench BENCH_ARGS=--smoke                 seconds of each, to see that the harness works
     .venv/bin/python tests/bench/run.py --only resume --runs 20
-    .venv/bin/python tests/bench/run.py --only locate --slice 200 --add-to FILE    a part
     .venv/bin/python tests/bench/run.py --only cost --nccl WHERE/nvidia/nccl/lib   real NCCL
 
 Prints tables, and writes them with date, machine, versions and load to a JSON file. Exit code 1: a
-benchmark could not be carried out, values were wrong, or a result was faster than its bound; with
---strict also a missed target. 77: nothing could run here. Ended by a signal (128 and its number) or
-by --slice (124), the tables hold what there is by then. --smoke says nothing about speed.
+benchmark could not be carried out, was interrupted, values were wrong, or a result was faster than
+its bound. 77: nothing could run here. --smoke says nothing about speed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -29,13 +27,11 @@ from typing import Any
 import click
 import completion
 import cost
-import cutoff
 import flap
 import grey
 import growth
 import heartbeat
 import instructions
-import known
 import locate
 import overhead
 import recording
@@ -43,7 +39,7 @@ import resume
 import shaped
 import shim_cost
 import unshaped
-from figures import SCHEMA, MeasurementWrong, Row, Section, markdown_table, text_table
+from figures import SCHEMA, MeasurementWrong, Section, text_table
 from rig import BenchError, Cores, Options, hardware_class, machine
 
 from r2ccl_ctl import paths
@@ -51,20 +47,19 @@ from r2ccl_ctl.errors import R2Error
 from r2ccl_ctl.lab import netns
 
 SKIPPED = 77
+INTERRUPTED = "interrupted: the figures so far"
 CALM = 0.1  # of the cores may others use
 
 
 def _resume(options: Options, section: Section) -> None:
-    until = options.slice_end()
-    resume.run(options, section, until)
-    completion.run(options, section, until)
+    resume.run(options, section)
+    completion.run(options, section)
 
 
 SECTIONS: dict[str, tuple[str, Callable[[Options, Section], None]]] = {
     "shaped": (shaped.TITLE, shaped.run),
     "unshaped": (unshaped.TITLE, unshaped.run),
     "resume": (resume.TITLE, _resume),
-    "known": (known.TITLE, known.run),
     "locate": (locate.TITLE, locate.run),
     "cost": (cost.TITLE, cost.run),
     "growth": (growth.TITLE, growth.run),
@@ -82,7 +77,6 @@ NEEDS_LAB = (
     "shaped",
     "unshaped",
     "resume",
-    "known",
     "locate",
     "cost",
     "grey",
@@ -116,12 +110,11 @@ def run_section(name: str, options: Options) -> Section:
         work(options, section)
     except (MeasurementWrong, R2Error, OSError) as err:
         section.errors.append(str(err))
-    except cutoff.CutOff:
-        pass
-    section.cut = cutoff.by_signal() or section.cut
+    except KeyboardInterrupt:
+        section.errors.append(INTERRUPTED)
     for row in section.rows:
         section.errors += row.problems()
-    if not (section.rows or section.errors or section.cut):
+    if not (section.rows or section.errors):
         section.errors.append(no_figures(name, options))
     if options.smoke:
         for row in section.rows:
@@ -143,9 +136,6 @@ def print_section(section: Section) -> None:
         print(f"note: {note}")
     for error in section.errors:
         print(f"ERROR: {error}")
-    if section.cut:
-        what = "the figures so far" if section.rows else "no figures yet"
-        print(f"CUT OFF by {section.cut}: {what}")
     before, after = section.load
     print(
         f"{section.seconds:.0f} s, load average {before:.1f} before, {after:.1f} after", flush=True
@@ -171,38 +161,9 @@ def document(sections: Sequence[Section], options: Options, began: datetime) -> 
     }
 
 
-def markdown(report: dict[str, Any], sections: Sequence[Section]) -> str:
-    """The report as Markdown."""
-    lines = [
-        f"{report['date']}, {report['hardware']}, {report['machine']['kernel']}, commit "
-        f"{report['machine']['commit']}, `{report['command']}`, niceness {report['niceness']}; "
-        f"other programs used up to {report['others_max']:.0%} of the cores."
-    ]
-    for section in sections:
-        if section.rows:
-            lines += ["", f"### {section.title}", "", markdown_table(section.rows)]
-            lines += [f"\n{note}" for note in section.notes]
-            lines += [f"\nCut off by {section.cut}: the figures so far."] if section.cut else []
-    return "\n".join(lines) + "\n"
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    print(f"written: {path}", file=sys.stderr)
-
-
-def exit_code(sections: Sequence[Section], strict: bool) -> int:
-    if cutoff.caught:
-        return 128 + cutoff.caught[0]
+def exit_code(sections: Sequence[Section]) -> int:
     if any(section.errors for section in sections):
         return 1
-    missed: list[Row] = [row for section in sections for row in section.missed()]
-    if strict and missed:
-        print(f"missed: {'; '.join(row.name for row in missed)}", file=sys.stderr)
-        return 1
-    if any(section.cut for section in sections):
-        return cutoff.TIME_CODE
     return SKIPPED if all(section.skipped for section in sections) else 0
 
 
@@ -221,7 +182,7 @@ def _nccl(context: object, option: object, given: str) -> str:
     default=100,
     type=click.IntRange(1),
     show_default=True,
-    help="Faults of each kind for `resume`, `known` and `locate`.",
+    help="Faults of each kind for `resume` and `locate`.",
 )
 @click.option(
     "--repetitions",
@@ -231,35 +192,17 @@ def _nccl(context: object, option: object, given: str) -> str:
     help="Interleaved repetitions of unshaped measurements.",
 )
 @click.option(
-    "--slice",
-    "slice_s",
-    type=click.FloatRange(1),
-    help="Seconds after which `resume`, `known` and `locate` begin no more faults.",
-)
-@click.option(
-    "--add-to",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="`locate`, `known`: cases so far; those of this run are added, up to --runs of each kind.",
-)
-@click.option("--seed", type=int, help="`locate`: which NICs and nodes (default: any).")
-@click.option(
     "--json",
     "json_path",
     type=click.Path(path_type=Path),
     help="Where to write all figures (default: bench/results.json of the build folder).",
 )
 @click.option(
-    "--markdown",
-    "markdown_path",
-    type=click.Path(path_type=Path),
-    help="Write the tables as Markdown as well.",
-)
-@click.option(
     "--part",
     "parts",
     multiple=True,
     help="Of `resume` (carrier, silent, silent-tx, silent-rx, reset, completion), `grey` (slow, "
-    "lossy, follow), `locate` (rail-only, one-subnet), `shaped` and `cost` (a lab's name, as its "
+    "follow, lossy), `locate` (rail-only, one-subnet), `shaped` and `cost` (a lab's name, as its "
     "rows begin with) or `growth` and `start` (a number of processes), these alone.",
 )
 @click.option(
@@ -269,52 +212,31 @@ def _nccl(context: object, option: object, given: str) -> str:
     callback=_nccl,
     help="`cost`: the folder of the libnccl.so.2 to measure with; ranks share the GPUs there are.",
 )
-@click.option("--strict", is_flag=True, help="A missed target is a failure.")
 def main(
     smoke: bool,
     only: tuple[str, ...],
     runs: int,
     repetitions: int,
-    slice_s: float | None,
-    add_to: Path | None,
-    seed: int | None,
     json_path: Path | None,
-    markdown_path: Path | None,
     parts: tuple[str, ...],
     nccl: str,
-    strict: bool,
 ) -> None:
-    cutoff.listen()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # labs are taken down
     began = datetime.now(timezone.utc)
-    options = Options(
-        smoke=smoke,
-        runs=runs,
-        repetitions=repetitions,
-        parts=parts,
-        slice_s=slice_s,
-        add_to=add_to,
-        seed=seed,
-        nccl=nccl,
-    )
+    options = Options(smoke=smoke, runs=runs, repetitions=repetitions, parts=parts, nccl=nccl)
     sections: list[Section] = []
-    with contextlib.ExitStack() as stack:
-        stack.callback(lambda: _finish(sections, options, began, json_path, markdown_path))
-        with contextlib.suppress(cutoff.CutOff):
-            for name in only or SECTIONS:
-                section = run_section(name, options)
-                sections.append(section)
-                print_section(section)
-                if cutoff.caught:
-                    break
-    raise SystemExit(exit_code(sections, strict and not smoke))
+    for name in only or SECTIONS:
+        section = run_section(name, options)
+        sections.append(section)
+        print_section(section)
+        if INTERRUPTED in section.errors:
+            break
+    _finish(sections, options, began, json_path)
+    raise SystemExit(exit_code(sections))
 
 
 def _finish(
-    sections: Sequence[Section],
-    options: Options,
-    began: datetime,
-    json_path: Path | None,
-    markdown_path: Path | None,
+    sections: Sequence[Section], options: Options, began: datetime, json_path: Path | None
 ) -> None:
     """Also after an interruption: what there is by then."""
     report = document(sections, options, began)
@@ -324,10 +246,10 @@ def _finish(
             file=sys.stderr,
         )
     name = "smoke.json" if options.smoke else "results.json"
-    text = json.dumps(report, indent=1, allow_nan=True) + "\n"
-    _write(json_path or paths.native_dir() / "bench" / name, text)
-    if markdown_path:
-        _write(markdown_path, markdown(report, sections))
+    path = json_path or paths.native_dir() / "bench" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1, allow_nan=True) + "\n", encoding="utf-8")
+    print(f"written: {path}", file=sys.stderr)
 
 
 if __name__ == "__main__":

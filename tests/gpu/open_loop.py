@@ -2,8 +2,8 @@
 """An open-loop client of a server that streams completions, as `vllm serve` does.
 
 Each request goes out when its time has come, however many are unanswered; times count from then, so
-that a server (or client) that stands still is seen. The times are a Poisson process or even steps,
-from a seed. Prints one JSON object: what each request met, in seconds of the monotonic clock.
+that a server (or client) that stands still is seen. The times are a Poisson process, from a seed.
+Prints one JSON object: what each request met, in seconds of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Asked:
         return max((b - a for a, b in zip(times, times[1:], strict=False)), default=0.0)
 
 
-def arrivals(rate: float, seconds: float, seed: int, even: bool) -> list[float]:
+def arrivals(rate: float, seconds: float, seed: int) -> list[float]:
     """When requests are due, in seconds from the start."""
     dice, at = random.Random(seed), 0.0
     times: list[float] = []
     while True:
-        at += 1 / rate if even else dice.expovariate(rate)
+        at += dice.expovariate(rate)
         if at >= seconds:
             return times
         times.append(at)
@@ -127,7 +127,7 @@ def drive(opts: argparse.Namespace) -> list[Asked]:
     """Sends all requests in their time, and waits --drain seconds for the last answers."""
     dice, threads = random.Random(opts.seed + 1), []
     start = time.monotonic() + 0.05
-    asked = [Asked(start + at) for at in arrivals(opts.rate, opts.seconds, opts.seed, opts.even)]
+    asked = [Asked(start + at) for at in arrivals(opts.rate, opts.seconds, opts.seed)]
     for one in asked:
         body = body_of(opts, dice)
         time.sleep(max(0.0, one.due - time.monotonic()))
@@ -150,7 +150,6 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     p.add_argument("--seconds", type=float, default=10.0)
     p.add_argument("--drain", type=float, default=10.0, help="seconds for answers after the last")
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--even", action="store_true", help="even steps in place of a Poisson process")
     p.add_argument("--tokens", type=int, default=512, help="of a prompt")
     p.add_argument("--answer", type=int, default=32, help="tokens of an answer")
     p.add_argument("--vocab", type=int, default=4096)

@@ -203,7 +203,7 @@ def fault_run(setup: Setup, opts: argparse.Namespace, op: str, proto: str,
     args = ["-b", opts.size, "-e", opts.size, "-n", str(opts.iters), "-w", "1",
             "-c", str(opts.check), "-N", str(opts.cycles), *shlex.split(opts.test_args)]
     job = setup.job(setup.program(op), variant, proto, args, on_line)
-    ours = variant.base in transports.OURS and not opts.no_journal
+    ours = variant.base in transports.OURS
     ended, complete, watch = run_watched(job, thread, setup.timeout, ours)
     out = nccl_output.parse_output(t for _, t in ended.lines)
     rows = [(t, x) for t, x in ended.lines if nccl_output.parse_row(x) is not None]
@@ -270,7 +270,7 @@ def kill_run(setup: Setup, opts: argparse.Namespace, op: str, name: str) -> dict
 
     args = ["-b", opts.size, "-e", opts.size, "-n", "20", "-w", "1", "-c", "0", "-N", "0"]
     job = setup.job(setup.program(op), variant, opts.protos[0], args, on_line)
-    ours = variant.base in transports.OURS and not opts.no_journal
+    ours = variant.base in transports.OURS
     with JournalWatch(ours) as watch:
         job.start()
         began = time.monotonic()
@@ -322,9 +322,6 @@ def info(setup: Setup, opts: argparse.Namespace) -> dict[str, Any]:
         say(f"info {name}: {'ok' if good else 'FAILED'} NCCL {facts.version}, network "
             f"{facts.network}, plugin {facts.plugin_api}, nNodes {facts.nnodes}, "
             f"via {facts.channels_via}")
-        if opts.debug_log:
-            path = Path(f"{opts.debug_log}.{name}.log")
-            path.write_text("".join(line if line.endswith("\n") else line + "\n" for line in text))
         if not good:
             say(ended.tail(6000))
     return {"ok": all(r["ok"] for r in runs), "runs": runs}
@@ -376,8 +373,6 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--nccl-tests", default=None)
     p.add_argument("--timeout", type=float, default=90.0, help="seconds for one job")
     p.add_argument("--json", default=None, metavar="FILE")
-    p.add_argument("--debug-log", default=None, metavar="PREFIX", help="info: keep NCCL's logs")
-    p.add_argument("--no-journal", action="store_true")
     g = p.add_argument_group("bench")
     g.add_argument("--reps", type=int, default=5)
     g.add_argument("--min", default="8")

@@ -123,7 +123,7 @@ class Server:
         argv = [sys.executable, str(HERE / "open_loop.py"), "--port", str(self.start["port"]),
                 "--rate", str(load), "--seconds", str(seconds), "--drain", str(drain),
                 "--tokens", str(opts.tokens), "--answer", str(opts.answer),
-                "--seed", str(opts.seed + self._number), *(["--even"] if opts.even else [])]
+                "--seed", str(opts.seed + self._number)]
         try:
             said = subprocess.run(self._run.setup.bed.command(0, argv), capture_output=True,
                                   timeout=seconds + drain + 20, check=True, text=True).stdout
@@ -295,7 +295,6 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
                    help=f"of {','.join(transports.VARIANTS)}, or NAME=BASE:KEY=VALUE")
     p.add_argument("--parallel", choices=("tp", "pp"), default="tp", help="over the nodes")
     p.add_argument("--loads", type=numbers, default=[5.0, 15.0, 30.0], help="requests a second")
-    p.add_argument("--even", action="store_true", help="even arrivals, not a Poisson process")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--seconds", type=float, default=10.0, help="of each load")
     p.add_argument("--warm", type=float, default=4.0, help="seconds of load that are not counted")

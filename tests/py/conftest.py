@@ -78,10 +78,11 @@ def source_files() -> list[Path]:
 
 # Several processes run the tests file by file (pytest -n 3): those that take longest begin.
 LONGEST = (
-    "test_rendezvous.py test_hostnccl.py test_verbs.py test_package.py "
-    "test_demo.py test_lab_failover.py test_silence.py test_line_order.py test_verbs_faults.py "
-    "test_lab_moves.py test_locate.py test_lab_health.py test_failover_process.py "
-    "test_health.py test_lab_bilateral.py test_no_verbs.py"
+    "test_shim_direct.py test_lab_failover.py test_shim_left_out.py test_health.py "
+    "test_validate.py test_shim_plan_deaths.py test_lab_moves.py test_verbs.py test_shim_plan.py "
+    "test_locate.py test_lab_health.py test_failover_process.py test_shim.py test_failover.py "
+    "test_verbs_mixed.py test_shim_life.py test_grey.py test_trace.py test_silence.py "
+    "test_package.py test_deb.py test_verbs_ib.py"
 ).split()
 
 

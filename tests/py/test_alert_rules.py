@@ -1,5 +1,5 @@
 """The queries of docs/monitoring.md and the alert rules of docs/examples in Prometheus' own hands
-(promtool), with the series of a real page. Rung 3; no Prometheus scrapes here: test_prometheus.py.
+(promtool), with the series of a real page. Rung 3; no Prometheus scrapes here.
 Skipped where there is no promtool."""
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from conftest import ROOT, Build, missing
 from segment_bed import StartWriter, Writer, follow, program, read_line, start_writer
 
 from r2ccl_ctl import control, env, paths, settings_view
-from r2ccl_ctl.cli import docs, setup_cmds
-from r2ccl_ctl.cli.main import SECTIONS, main
+from r2ccl_ctl.cli import docs
+from r2ccl_ctl.cli.main import SECTIONS, Later, main
 
 __all__ = ["start_writer"]
 
@@ -410,12 +410,6 @@ def test_run_keeps_the_callers_job(built: Path) -> None:
     assert env.default_job({}, ["/usr/bin/python3"]).startswith("python3-")
 
 
-def test_run_of_nothing(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup_cmds, "restore_signals", lambda: None)
-    assert "no such program" in call("run", "--", "no-such-program-here", code=127).stderr
-    assert "Missing argument" in call("run", code=2).stderr
-
-
 def test_not_built(tmp_path: Path) -> None:
     for words in (["env"], ["run", "--", "true"], ["config", "list"]):
         result = call(*words, code=1, env={"R2CCL_BUILD_DIR": str(tmp_path)})
@@ -526,6 +520,17 @@ def test_every_command_is_listed_once() -> None:
     assert sorted(str(name) for name in listed) == sorted(main.commands)
 
 
+LATERS = [later for _, section in SECTIONS for later in section]
+
+
+@pytest.mark.parametrize("later", LATERS, ids=lambda later: str(later.name))
+def test_a_command_is_what_the_list_says(later: Later) -> None:
+    command = later.load()
+    assert command.name == later.name and not command.hidden
+    for limit in (45, 80, 1000):
+        assert later.get_short_help_str(limit) == command.get_short_help_str(limit)
+
+
 def test_examples_parse() -> None:
     """The examples of the help texts use options that exist."""
     for name, command in commands():
@@ -537,10 +542,6 @@ def test_examples_parse() -> None:
                 assert found is not None, f"{name}: {line}"
                 current = found
             current.make_context(line, words)
-
-
-def test_unknown_command() -> None:
-    assert "No such command 'fly'" in call("fly", code=2).stderr
 
 
 def test_cli_page_is_current() -> None:

@@ -7,12 +7,10 @@ import json
 import random
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
@@ -31,24 +29,6 @@ from r2ccl_ctl.order import in_order
 __all__ = ["start_writer"]
 
 
-def _listings(group: click.Group, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    yield above
-    for name in group.list_commands(ctx := click.Context(group)):
-        command = group.get_command(ctx, name)
-        if isinstance(command, click.Group):
-            yield from _listings(command, (*above, name))
-
-
-def test_no_summary_is_cut() -> None:
-    """In 80 columns each command is listed with its whole first sentence."""
-    groups = list(_listings(main))
-    assert ("lab",) in groups
-    for words in groups:
-        page = call(*words, "--help").stdout.partition("\n")[2]
-        cut = [line for line in page.splitlines() if line.endswith("...")]
-        assert not cut, f"{words}: {cut}"
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -64,37 +44,6 @@ def test_no_summary_is_cut() -> None:
 def test_no_number(words: str, says: str) -> None:
     """The range is said, which click's own words leave out."""
     assert says in call(*words.split(), code=2).stderr
-
-
-def test_a_number_out_of_range() -> None:
-    assert "101 is not in the range 0<=x<=100" in call("set-weight", "x", "101", code=2).stderr
-
-
-@pytest.mark.parametrize(
-    ("raw", "shown"),
-    [
-        ("loss both 10000 ppm", "loss both 1 %"),
-        ("loss tx 5 ppm after 65536 B", "loss tx 0.0005 % after 65536 B"),
-        ("loss both 1000000 ppm", "loss both 100 %"),
-        ("slow both 12500000 B/s", "slow both 100 Mbit/s"),
-        ("blackhole rx", "blackhole rx"),
-        ("", ""),
-    ],
-)
-def test_faults_in_the_units_of_fail_nic(raw: str, shown: str) -> None:
-    assert view.fault_text(raw) == shown
-
-
-def test_a_fault_is_said_as_it_was_understood(start_writer: StartWriter) -> None:
-    writer = start_writer()
-    job = ["--job", writer.job]
-    said = call("fail-nic", "127.0.1.1", *job).stdout
-    assert said.endswith(" (blackhole, until recover-nic)\n"), said
-    words = ["--kind", "slow=80mbit", "--direction", "rx", "--after", "64K", "--for", "90s"]
-    said = call("fail-nic", "127.0.2.1", *job, *words).stdout
-    assert said.endswith(" (slow=80mbit, rx only, after 64.0 KiB more, for 90s)\n"), said
-    wrong = call("fail-nic", "127.0.9.9", *job, code=1)
-    assert "until recover-nic" not in wrong.stdout + wrong.stderr
 
 
 @pytest.mark.parametrize(
@@ -124,18 +73,6 @@ def test_damped_until(
         with console.capture() as got:
             console.print(view.status_view([(one, {})], Seen([one]), details=True))
         assert re.search(rf" {re.escape(shown)}( |$)", got.get(), re.MULTILINE), got.get()
-
-
-def test_counters_of_bytes() -> None:
-    assert view.counter_text("tail_resent_bytes", 15527936) == "tail resent 14.8 MiB"
-    assert view.counter_text("replayed_bytes", 303104) == "replayed 296.0 KiB"
-    assert view.counter_text("duplicate_chunks", 48) == "duplicate chunks 48"
-
-
-def test_since_when_says_in_which_zone(start_writer: StartWriter) -> None:
-    writer = start_writer()
-    shown = call("ps", "--job", writer.job).stdout
-    assert re.search(r"  \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ  ", shown), shown
 
 
 def test_processes_stand_by_job_and_rank(seed: int) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,6 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, Build
-from test_starters import free_port
 
 from r2ccl_ctl.cli.main import main
 
@@ -48,6 +48,20 @@ while [ "${1#-}" != "$1" ]; do
 done
 exec "$@"
 """
+
+
+def free_port() -> int:
+    """Of two in a row: the id is exchanged on the next one."""
+    for _ in range(100):
+        with socket.socket() as one, socket.socket() as two:
+            one.bind(("127.0.0.1", 0))
+            port = int(one.getsockname()[1])
+            try:
+                two.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
+    raise AssertionError("no two ports in a row are free")
 
 
 @pytest.fixture

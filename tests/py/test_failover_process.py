@@ -48,15 +48,6 @@ def test_killed_rank(build: Build, victim: int) -> None:
         assert max(ends) - ends[victim] < 5.0, f"{ends}: {job}"
 
 
-def test_a_job_that_is_over_before_it_is_seen(build: Build) -> None:
-    """The bed takes one that ended well for what it is, however late it looks."""
-    with running_perf(build, "-b", "8", "-e", "8", "-n", "1", **NODES) as job:
-        assert job.end() == 0, str(job)
-        assert not job.ready()
-        job.moving()
-        job.finish()
-
-
 def test_fork_in_the_middle(build: Build, tmp_path: Path) -> None:
     """A child that ends with all exit handlers takes nothing with it."""
     with works(build, "fork", tmp_path / "id") as job:
@@ -146,18 +137,6 @@ def test_strangers(build: Build, seed: int) -> None:
         assert not job.named("path-down", "connection-failed"), str(job)
         for side in job.sides:
             assert side.counter("handshakes_rejected") >= 100, str(job)
-        job.finish()
-
-
-def test_the_process_row(build: Build) -> None:
-    """What a process holds and whose it is can be seen from outside."""
-    with running_perf(build, job="a-job", **NODES) as job:
-        job.moving()
-        for side in job.sides:
-            seen = side.snapshot()
-            assert seen.process.job == "a-job"
-            assert 100_000 < seen.gauges["memory_bytes"] < 1 << 28, seen.gauges
-            assert seen.counters["handshakes_rejected"] == 0
         job.finish()
 
 

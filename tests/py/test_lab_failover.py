@@ -104,19 +104,6 @@ def test_callers_stand_in_for_several_threads(build: Build, quad: Lab, mode: str
         job.finish()
 
 
-def test_two_in_a_row(build: Build, quad: Lab) -> None:
-    """One NIC dies and then another, on the other side; neither comes back."""
-    with running_perf(build, lab=quad.name, per_node=1) as job:
-        job.moving()
-        quad.fail_link("n0", "nic0")
-        assert blamed(job, "nic0")
-        job.moving()
-        quad.fail_link("n1", "nic3")
-        assert blamed(job, "nic3")
-        job.moving()
-        job.finish()
-
-
 def test_next_one_dies_during_the_replay(build: Build, quad: Lab) -> None:
     """Three of four NICs die at once or while the bytes of the one before are sent again."""
     with running_perf(build, lab=quad.name, per_node=1) as job:
@@ -127,19 +114,6 @@ def test_next_one_dies_during_the_replay(build: Build, quad: Lab) -> None:
         quad.fail_link("n0", "nic2", "silent")
         assert blamed(job, "nic2")
         job.moving()
-        job.finish()
-
-
-def test_flaps(build: Build, quad: Lab) -> None:
-    """A link goes down and up time and again; the others carry the job."""
-    with running_perf(build, lab=quad.name, per_node=1) as job:
-        job.moving()
-        for _ in range(4):
-            quad.fail_link("n1", "nic1")
-            time.sleep(0.25)
-            quad.recover_link("n1", "nic1")
-            time.sleep(0.25)
-        assert blamed(job, "nic1")
         job.finish()
 
 

@@ -59,36 +59,6 @@ def test_link_back_in_order(build: Build, lab: Lab) -> None:
         job.finish()
 
 
-def test_flapping_link_is_damped(build: Build, lab: Lab) -> None:
-    """A link that goes down again whenever it is back is left alone after a few times, on both
-    sides, while the others carry the job. A failure counts only if the NIC was in use again."""
-    with running_perf(build, lab=lab.name, per_node=1) as job:
-        job.moving()
-        side = job.sides[1]
-
-        for _ in range(12):
-            lab.fail_link("n1", "nic1")
-            until(f"down: {job}", lambda: state(side, "nic1") not in ("ramping", "healthy"))
-            lab.recover_link("n1", "nic1")
-            until(f"back: {job}", lambda: state(side, "nic1") in ("ramping", "healthy", "damped"))
-            if state(side, "nic1") == "damped":
-                break
-        for _ in range(3):
-            lab.fail_link("n1", "nic1")
-            time.sleep(0.1)
-            lab.recover_link("n1", "nic1")
-            time.sleep(0.1)
-        job.moving()
-        assert told(job, side, "nic1").count("nic-damped") == 1
-        ups = len([e for e in job.named("path-up") if "nic1" in (e.nic, e.remote_nic)])
-        job.moving()
-        time.sleep(1.5)
-        assert len([e for e in job.named("path-up") if "nic1" in (e.nic, e.remote_nic)]) == ups
-        found = control.find_nic(side.snapshot().nics, "nic1")
-        assert found is not None and found.reuse_mono_ns > time.monotonic_ns()
-        job.finish()
-
-
 @pytest.mark.parametrize("node", [0, 1])
 def test_drain_then_pull(build: Build, lab: Lab, node: int) -> None:
     """Drained, the cable pulled and put back, given back: nothing is replayed, no path fails."""

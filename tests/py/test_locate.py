@@ -112,25 +112,20 @@ def test_pair_and_rail(build: Build, lab: Lab) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("per_node", [PER_NODE, 4])
-def test_found_by_each_process(
-    build: Build, lab: Lab, run_bounded: RunBounded, per_node: int
-) -> None:
+def test_found_by_each_process(build: Build, lab: Lab, run_bounded: RunBounded) -> None:
     """Several processes a node that all talk to other nodes, one broken NIC: each process of its
     node finds that by itself, and `nics` shows it once."""
-    seconds = 80 if per_node == PER_NODE else 150  # at most: `finish` ends it
-    size = "144K" if per_node == PER_NODE else "48K"
-    words = ("--op", "alltoall", "-b", size, "--duration", seconds)
+    words = ("--op", "alltoall", "-b", "144K", "--duration", 80)  # at most: `finish` ends it
     with running_perf(
-        build, *words, lab=lab.name, per_node=per_node, env=LIGHT, timeout=seconds + 120.0
+        build, *words, lab=lab.name, per_node=PER_NODE, env=LIGHT, timeout=200.0
     ) as job:
         job.moving(2)
         lab.fail_link("n1", "nic1", "silent")
-        own = job.sides[per_node : 2 * per_node]
+        own = job.sides[PER_NODE : 2 * PER_NODE]
         until(
             "every process of n1 knows",
             lambda: all(nic_state(side, "nic1")[0] == "failed" for side in own),
-            10.0 * per_node / PER_NODE,
+            10.0,
             job,
         )
         causes = [(side.name, e.remote_nic, e.cause) for side in own for e in verdicts(side)]
@@ -148,7 +143,7 @@ def test_found_by_each_process(
         names = {row["segment"] for row in shown}
         assert len(names) == len({row["node"] for row in shown}), "nodes do not share a segment"
         lab.recover_all()
-        job.finish(seconds + 60.0)
+        job.finish(140.0)
 
 
 def test_without_node_segment(build: Build, lab: Lab) -> None:

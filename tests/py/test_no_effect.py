@@ -55,28 +55,10 @@ def test_direct_beside_a_mode(build: Build, mode: str, what: str) -> None:
     assert not any("without the shim" in line for line in lines), lines
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_plans_on_few_nodes(build: Build, nodes: int) -> None:
-    env = {"LD_PRELOAD": str(build.path / "libr2ccl.so"), "NCCL_DEBUG": "WARN"}
-    # It is said when a rank has heard of the others, beside the operations.
-    lines = job(build, 2, nodes, "--duration", "3", R2CCL_MODE="4", **env)
-    asked = "has no plans, which R2CCL_PLAN or R2CCL_MODE asks for"
-    said = [line for line in lines if asked in line]
-    assert len(said) == 2 and not any("without the shim" in line for line in lines), lines
-
-
 def test_unknown_names_of_the_reference(build: Build) -> None:
     lines = job(build, 2, 2, R2CC_NONESUCH="1", NCCL_R2CC_NONESUCH="1")
     for name in (" R2CC_NONESUCH", "NCCL_R2CC_NONESUCH"):
         assert sum(f"{name} is not known" in line for line in lines) == 2, lines
-
-
-def test_config_list_shows_the_plan_of_a_mode() -> None:
-    argv = [sys.executable, "-m", "r2ccl_ctl", "config", "list", "--changed"]
-    env = {**os.environ, "R2CC_MODE": "2"}
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, cwd=ROOT, env=env)
-    plan = next(line.split() for line in done.stdout.splitlines() if "R2CCL_PLAN " in line)
-    assert plan[1] == "off" and plan[4] == "R2CCL_MODE", done
 
 
 def test_encryption_of_nccls_own_sockets(build: Build) -> None:

@@ -110,8 +110,16 @@ def test_installed_demo(
     env = {"PYTHONPATH": str(installed)}
     finished = run_bounded(words, cwd=tmp_path, timeout=180, env=env)
     report = json.loads(finished.stdout)
-    assert report["wrong"] == 0
-    assert len(report["events"]) >= 4
+    assert report["ok"] and report["wrong"] == 0 and report["problems"] == []
+    assert [(e["nic"], e["action"]) for e in report["events"]] == [
+        ("127.0.2.1", "fail"),
+        ("127.0.4.1", "fail"),
+        ("127.0.2.1", "recover"),
+        ("127.0.4.1", "recover"),
+    ]
+    assert all(e["resume_ms"] > 0 for e in report["events"])
+    assert all(p["algbw_gbs"] > 0 and p["iterations"] >= 2 for p in report["phases"])
+    assert {"demo.json", "journal.jsonl"} <= {f.name for f in (tmp_path / "r2ccl-demo").iterdir()}
 
 
 def test_plugin_exports_only_what_it_must(build: Build, run_bounded: RunBounded) -> None:

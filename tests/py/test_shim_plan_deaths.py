@@ -2,7 +2,7 @@
 through an abort, at whatever step it was.
 
 Rung 3. A plan is made in about 300 ms: told after a loss, planned, connected, agreed, in force. The
-pauses fall into all of these steps, on a calm machine; on a busy one into some.
+pauses fall into its middle. Each step has its C test: vote, leader, agree_failures, direct_ranks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from segment_bed import until
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("pause_ms", [0, 110, 200, 330])
+@pytest.mark.parametrize("pause_ms", [110, 200])
 def test_a_rank_is_killed_while_a_plan_is_made(build: Build, tmp_path: Path, pause_ms: int) -> None:
-    """Rank 0 leads; it dies in some runs. What is left of a communicator ends by an abort."""
+    """Rank 0 leads; it dies in the second run. What is left of a communicator ends by an abort."""
     name, victim = f"plan-death-{pause_ms}", pause_ms // 10 % 2 * 3
     with floats(build, name, tmp_path / "out") as running:
         until(lambda: len(plans(name, RANKS)) == 2 * RANKS, "the ranks meet", 60)
@@ -39,17 +39,14 @@ def test_a_rank_is_killed_while_a_plan_is_made(build: Build, tmp_path: Path, pau
         assert took["left"] == 0, text
 
 
-@pytest.mark.parametrize(("rank", "pause_ms"), [(0, 120), (2, 300)])
-def test_a_rank_stops_while_a_plan_is_made(
-    build: Build, tmp_path: Path, rank: int, pause_ms: int
-) -> None:
+def test_a_rank_stops_while_a_plan_is_made(build: Build, tmp_path: Path) -> None:
     """A stopped process is no failure: the others wait, and the plan comes."""
-    name = f"plan-stop-{rank}-{pause_ms}"
+    name = "plan-stop"
     with floats(build, name, tmp_path / "out") as running:
         until(lambda: len(plans(name, RANKS)) == 2 * RANKS, "the ranks meet", 60)
         lose(name)
-        time.sleep(pause_ms / 1000)
-        pid = processes(name)[rank].pid
+        time.sleep(0.12)
+        pid = processes(name)[0].pid
         os.kill(pid, signal.SIGSTOP)
         time.sleep(2)
         os.kill(pid, signal.SIGCONT)
@@ -62,14 +59,13 @@ def test_a_rank_stops_while_a_plan_is_made(
         assert running.wait(60) == 0
 
 
-@pytest.mark.parametrize("ahead", [1, 45])
-def test_a_job_ends_while_a_plan_is_made(build: Build, tmp_path: Path, ahead: int) -> None:
-    """All ranks destroy their communicators, so many operations after a loss."""
-    name, out = f"plan-end-{ahead}", tmp_path / "out"
+def test_a_job_ends_while_a_plan_is_made(build: Build, tmp_path: Path) -> None:
+    """All ranks destroy their communicators, a few operations after a loss."""
+    name, out = "plan-end", tmp_path / "out"
     with floats(build, name, out) as running:
         until(lambda: len(plans(name, RANKS)) == 2 * RANKS, "the ranks meet", 60)
         lose(name)
-        end_at(out, "stop", ahead + 10)
+        end_at(out, "stop", 11)
         assert running.wait(60) == 0, "".join(rank.output for rank in running.ranks)
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -435,26 +436,17 @@ def statuses(doc: Any) -> dict[str, str]:
 @pytest.mark.lab
 @pytest.mark.slow
 def test_run_and_resume(lab_dir: Path) -> None:
-    """A NIC fails and returns; then only what is not finished is run."""
+    """What is finished is not run again."""
     out = lab_dir / "out"
-    cases = ("--case", "none", "--case", "blackhole")
-    code, doc, said = validate(out, *SMALL, *cases)
+    code, doc, said = validate(out, *SMALL, "--case", "none")
     found = statuses(doc)
-    assert code == doc["exit_code"] in (0, 1), (doc["cases"], said)  # slow on a busy machine
-    assert found["none"] == "passed" and found["blackhole"] in ("passed", "slow"), doc["cases"]
-    assert doc["cases"][1]["figures"]["detect_ms"] > 0
-    nic1 = next(row for row in doc["cases"][1]["nics"] if row["nic"] == "nic1")
-    assert nic1["counters"] == ["nic1"] and nic1["failed"] < 0.05 * nic1["before"]
+    assert code == doc["exit_code"] in (0, 1, 3), (doc["cases"], said)  # slow on a busy machine
+    assert found["none"] in ("passed", "slow"), doc["cases"]
     assert (out / "report.md").read_text().startswith("# R2CCL validation")
-    began = {n: json.loads((out / f"cases/{n}.json").read_text())["began_ns"] for n in found}
-
-    (out / "cases/none.json").write_text("{")  # as a crash would leave it
-    code, doc, said = validate(out, *SMALL, *cases)
+    record = (out / "cases/none.json").read_bytes()
+    code, doc, said = validate(out, *SMALL, "--case", "none")
     assert "1 cases are finished from before" in said and statuses(doc) == found
-    now = {n: json.loads((out / f"cases/{n}.json").read_text())["began_ns"] for n in found}
-    assert now["blackhole"] == began["blackhole"] and now["none"] > began["none"]
-    _, _, said = validate(out, "--size", "2M", "--seconds", "1", "--case", "none")
-    assert "finished from before" not in said  # of another size
+    assert record == (out / "cases/none.json").read_bytes()
 
 
 def broken(build: Build, folder: Path, script: str) -> str:
@@ -592,6 +584,9 @@ def test_real_hosts(two_hosts: Path) -> None:
         "--case", "blackhole", "--nic", "nic2", NCCL_SOCKET_IFNAME="nic",
     )  # fmt: skip
     assert code in (0, 1), (doc["cases"], said)
+    assert doc["cases"][0]["figures"]["detect_ms"] > 0
+    nic2 = next(row for row in doc["cases"][0]["nics"] if row["nic"] == "nic2")
+    assert nic2["counters"] == ["nic2"] and nic2["failed"] < 0.05 * nic2["before"]
     steps = doc["cases"][0]["steps"]
     assert [(s["verb"], s["nic"]) for s in steps] == [("fail", "nic2"), ("recover", "nic2")]
     assert [host["name"] for host in doc["hosts"]] == ["n0", "n1"]
@@ -642,10 +637,19 @@ def test_dry_run_starts_nothing() -> None:
     assert "one NIC fails" in done.stdout and "r2ccl_ctl.validate.agent" in done.stdout
 
 
-def test_inputs_of_a_record(build: Build) -> None:
+def test_what_is_finished(build: Build, tmp_path: Path) -> None:
+    """A case that ran to its end with the same inputs; no record that a crash has cut off."""
     assert build.plugin.is_file()
     setup = run.Setup("lab", ("n0", "n1"), 1, 1 << 20, 1.0, ("nic1",))
     one: Case = BY_NAME["one"]
     first = run.inputs(setup, one)
     assert first == json.loads(json.dumps(first)) == run.inputs(copy.deepcopy(setup), one)
     assert first != run.inputs(setup, BY_NAME["two"])
+    record = {"schema": run.SCHEMA, "complete": True, "inputs": first}
+    run.save(tmp_path, one, record)
+    assert run.finished(tmp_path, setup, one) == record
+    assert run.finished(tmp_path, replace(setup, size=2 << 20), one) is None
+    run.save(tmp_path, one, {**record, "complete": False})
+    assert run.finished(tmp_path, setup, one) is None
+    run.record_path(tmp_path, one).write_text("{")
+    assert run.finished(tmp_path, setup, one) is None

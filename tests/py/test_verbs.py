@@ -8,13 +8,10 @@ specification and breaks on request what it leaves open. It cannot prove what de
 
 from __future__ import annotations
 
-import signal
-import time
-
 import pytest
 from conftest import Build
 from failover_bed import Pair, Side, loopback, running_pair, running_perf, until
-from verbs_bed import PATIENT, ask, command, moved, over, settings, up
+from verbs_bed import PATIENT, command, moved, over, settings
 
 from r2ccl_ctl import control
 
@@ -94,31 +91,6 @@ def test_device_memory(build: Build, verify: int) -> None:
         assert moved(seen, "tcp") == 0
 
 
-def test_stopped_while_it_waits(build: Build) -> None:
-    """Memory of devices waits for a NIC, and the process is stopped for longer than it may wait:
-    nobody could look then, so that is no time waited."""
-    env = settings(
-        build,
-        R2CCL_GPU_MEMORY="direct",
-        R2CCL_NO_PATH_TIMEOUT="6s",
-        R2_FAKEVERBS_CHAOS="seed=1,gpu=1",
-    )
-    words = ("--device", "--size", "300001", "--conns", 2, "--stall", 30)
-    with running_pair(build.path, *words, nics=loopback(2), **env) as pair:
-        over(pair, "verbs", 2)
-        pair.moving()
-        for port in ("fv0 1", "fv1 1"):
-            command(pair.tx.pid, f"port {port} down")
-        until(f"sockets stand by: {pair}", lambda: up(pair.tx, "tcp") >= 1)
-        pair.tx.signal(signal.SIGSTOP)
-        time.sleep(8.0)
-        pair.tx.signal(signal.SIGCONT)
-        for port in ("fv0 1", "fv1 1"):
-            command(pair.tx.pid, f"port {port} up")
-        pair.moving()
-        pair.finish()
-
-
 def test_last_rdma_is_not_drained(build: Build) -> None:
     """Memory of devices cannot go over sockets: a NIC whose port is down is not among what would be
     left, although its interface is up, and one whose port is back is."""
@@ -159,68 +131,6 @@ def test_completion_codes(build: Build, status: int) -> None:
             assert any("fault)" in e.cause for e in down), str(pair)
 
 
-def test_completions_overtake(build: Build) -> None:
-    """Completions of several queue pairs come in another order than their requests were executed
-    in, those of each work queue in its own, as the specification has it: every byte is right."""
-    env = settings(
-        build,
-        R2CCL_IB_QPS=2,
-        R2_FAKEVERBS_CHAOS="seed=1,late_cqe=200,late_us=5000,overtake=1",
-    )
-    words = ("--register", "--size", "300001", "--random-sizes", "--bidir", "--conns", 2)
-    with running_pair(build.path, *words, "--stall", 20, nics=loopback(2), **env) as pair:
-        over(pair, "verbs", 2)
-        pair.moving(100)
-        until(
-            f"some overtake: {pair}",
-            lambda: all(int(ask(side.pid, "overtaken")) > 100 for side in pair.sides),
-            20.0,
-        )
-        pair.finish()
-
-
-@pytest.mark.parametrize(
-    ("side", "size", "kind"),
-    [("tx", "64K", 3), ("tx", "8", 1), ("rx", "64K", 2), ("rx", "64K", 4)],
-    ids=["chunk-sent", "control-sent", "control-arrived", "chunk-arrived"],
-)
-def test_completion_never_comes(build: Build, side: str, size: str, kind: int) -> None:
-    """A completion gets lost (KIND: enum r2_wr_kind); where the one message that is under way waits
-    for it, nothing else is sent that would show it. Noticed, the path ends, the job goes on."""
-    words = ("--register", "--size", size, "--outstanding", 1, "--stall", 20)
-    with running_pair(build.path, *words, nics=loopback(2), **settings(build)) as pair:
-        over(pair, "verbs", 2)
-        pair.moving()
-        for device in ("fv0", "fv1"):  # whichever carries it
-            command(pair.side(side).pid, f"lose {device} {kind}")
-        until(f"it is noticed: {pair}", lambda: bool(pair.tx.named("path-down")))
-        for device in ("fv0", "fv1"):
-            command(pair.side(side).pid, f"lose {device} 0")
-        pair.moving()
-        pair.finish()
-
-
-@pytest.mark.parametrize("side", ["tx", "rx"])
-def test_stopped_process(build: Build, side: str) -> None:
-    """A process is stopped for 5 s, and its NICs, here processes of their own, answer meanwhile as
-    hardware does: no path is suspected, and no NIC is blamed."""
-    env = settings(build, R2_FAKEVERBS_NIC="process", **PATIENT)
-    words = ("--register", "--size", "64K", "--stall", 40)
-    with running_pair(build.path, *words, nics=loopback(2), **env) as pair:
-        # Rarely at work, so that it is not stopped within the stand-in, with its lock in hand.
-        for nic in ("127.0.1.1", "127.0.2.1"):
-            pair.tx.fail(nic, "slow", rate=2_000_000)
-        over(pair, "verbs", 2)
-        pair.moving()
-        pair.side(side).signal(signal.SIGSTOP)
-        time.sleep(5.0)
-        pair.side(side).signal(signal.SIGCONT)
-        pair.moving()
-        trouble = ("path-suspect", "path-down", "nic-suspect", "nic-down", "replay")
-        assert not [e for one in pair.sides for e in one.named(*trouble)], str(pair)
-        pair.finish()
-
-
 @pytest.mark.parametrize(
     ("side", "trouble"),
     [
@@ -244,39 +154,6 @@ def test_device_trouble(build: Build, side: str, trouble: str) -> None:
             command(pair.side(side).pid, "port fv1 1 down")
         until(f"it is noticed: {pair}", lambda: bool(pair.tx.named("replay")), 20.0)
         pair.finish()
-
-
-@pytest.mark.soak  # most of a minute; test_verbs_fence shows the same in one process
-def test_unconfirmed_fence_is_not_assumed(build: Build) -> None:
-    """A receiver's device neither drains nor destroys: nothing it may still write is sent again,
-    and the job ends with an error instead of a wrong byte."""
-    env = settings(build, R2CCL_NO_PATH_TIMEOUT="3s", R2_FAKEVERBS_CHAOS="seed=1,late_write=500")
-    words = ("--register", "--size", "1M", "--stall", 40)
-    with running_pair(build.path, *words, nics=loopback(2), **env) as pair:
-        over(pair, "verbs", 2)
-        pair.moving()
-        command(pair.rx.pid, "hang fv1 1")
-        command(pair.tx.pid, "port fv1 1 down")
-        code = pair.wait(80)
-        assert code != 0
-        assert not [e for e in pair.rx.named("fenced") if e.nic == "127.0.2.1"], str(pair)
-        assert all(result["wrong"] == 0 for result in pair.results()), str(pair)
-
-
-def test_damaged_writes(build: Build) -> None:
-    """Writes arrive changed and nobody is told: with verify mode the job ends with an error that
-    names the NICs, and no wrong byte is handed out as right."""
-    env = settings(build, R2CCL_VERIFY=1)
-    words = (*BULK, "--count", 1_000_000)
-    with running_pair(build.path, *words, nics=loopback(2), **env) as pair:
-        over(pair, "verbs", 2)
-        pair.moving()
-        command(pair.rx.pid, "chaos damage=100000")
-        assert pair.wait(30) != 0, str(pair)
-        told = pair.rx.named("crc-error")
-        assert told and all(e.nic in ("127.0.1.1", "127.0.2.1") for e in told), str(pair)
-        assert pair.rx.counter("crc_errors") == len(told)
-        assert all(result["wrong"] == 0 for result in pair.results()), str(pair)
 
 
 def test_last_resort_and_back(build: Build) -> None:

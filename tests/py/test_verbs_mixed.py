@@ -142,7 +142,7 @@ def test_rdma_only_meets_mixed(build: Build, first: str, second: str) -> None:
     """All of a node's NICs have RDMA, one of the other's: that pair's queue pairs carry, and
     sockets join the NICs that are left, whichever end connects."""
     env = [mixed(build, devices) for devices in (first, second)]
-    with two_ends(build.path, loopback(2), env[0], env[1], 1500, "4M") as sides:
+    with two_ends(build.path, loopback(2), env[0], env[1], 600, "4M") as sides:
         tx = Side("tx", sides[0].pid)
         wanted = {(RDMA, RDMA, "verbs"), (PLAIN, PLAIN, "tcp")}
 
