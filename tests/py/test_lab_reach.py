@@ -135,7 +135,7 @@ def test_dead_nic_is_not_back_when_the_last_rail_goes(build: Build, lab: Lab) ->
 
 def test_ramp_does_not_end_in_silence(build: Build, lab: Lab) -> None:
     """nic1 is on its way back when all NICs fall silent: it does not count as back."""
-    with running_perf(build, lab=lab.name, per_node=1, env={"R2CCL_RAMP": "2s"}) as job:
+    with running_perf(build, lab=lab.name, per_node=1, env={"R2CCL_RAMP": "4s"}) as job:
         until("nic1 carries", lambda: len(ups(job, "nic1")) == 4, 20.0, job)
         lab.fail_link("n1", "nic1", "silent")
         until("nic1 is lost", lambda: "nic-probing" in " ".join(told(job, "nic1")), 10.0, job)
@@ -143,7 +143,7 @@ def test_ramp_does_not_end_in_silence(build: Build, lab: Lab) -> None:
         until("nic1 ramps", lambda: "nic-ramping" in " ".join(told(job, "nic1")), 10.0, job)
         for nic in ("nic0", "nic1"):
             lab.fail_link("n1", nic, "silent")
-        time.sleep(4.0)
+        time.sleep(5.0)
         assert "nic-up" not in " ".join(told(job, "nic1")), str(job)
         for nic in ("nic0", "nic1"):
             lab.recover_link("n1", nic)

@@ -213,18 +213,20 @@ def test_death_by_signal() -> None:
         assert job.wait(20) == 137
 
 
-def test_grace_then_term_then_kill() -> None:
+def test_grace_then_term_then_kill(tmp_path: Path) -> None:
     """Rank 0 fails; rank 1 heeds SIGTERM, rank 2 does not: both get their grace first."""
-    script = """case $RANK in
-        0) exit 3;;
+    script = f"""cd {tmp_path}
+    case $RANK in
+        0) until [ -e 1 ] && [ -e 2 ]; do sleep 0.05; done; exit 3;;
         1) trap 'echo bye; exit 0' TERM;;
         2) trap '' TERM;;
     esac
+    touch $RANK
     while :; do sleep 0.05; done"""
     started = time.monotonic()
     job = launch.start(shell(script, ranks=3, grace=0.5, kill_after=0.4), echo=False)
     assert job.wait(20) == 3
-    assert 0.85 < time.monotonic() - started < 5
+    assert 0.85 < time.monotonic() - started < 10
     assert [r.code for r in job.ranks] == [3, 0, 137]
     assert "bye\n" in job.ranks[1].output
 
