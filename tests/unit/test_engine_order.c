@@ -127,6 +127,29 @@ TEST(busy_with_other_peers)
     }
 }
 
+/* NIC 0 has less in flight than the others, all to this peer. If it carries to other peers, too,
+ * other nodes send to the peer's NIC as well: the chunk is left to another. */
+TEST(busy_at_the_peer)
+{
+    for (int peers = 1; peers <= 3; peers += 2) {
+        atomic_int *carry = &r2_eng.nic_state[0].census[R2_CENSUS_OK];
+        struct r2_bulk bulk;
+        int before[NICS];
+
+        begin();
+        r.conn->first = R2_ANY_NIC;
+        CHECK_EQ(atomic_fetch_add(carry, peers - 1), 1);
+        for (int i = 1; i < NICS; i++)
+            atomic_fetch_add(&r2_eng.inflight[i], 3 * CHUNK);
+        send_beside((const uint64_t[NICS]){2 * CHUNK}, 64, EACH * NICS, before);
+        CHECK_EQ(r2_up_next_chunk(ep[0]->params.owner, ep[0], &bulk), peers == 1);
+        atomic_fetch_sub(carry, peers - 1);
+        for (int i = 1; i < NICS; i++)
+            atomic_fetch_sub(&r2_eng.inflight[i], 3 * CHUNK);
+        remote_end(&r);
+    }
+}
+
 /* The idle ones are slow. The busy one takes the chunk: neither leaves it to the other for ever. */
 TEST(busy_but_fast)
 {

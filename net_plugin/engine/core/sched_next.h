@@ -14,9 +14,11 @@
 
 /* One path, as it is now. */
 struct r2_sched_path {
-    uint64_t rate;     /* 0: nothing is known yet */
-    uint64_t inflight; /* not acknowledged */
-    unsigned distance; /* of its NIC from the connection's home NIC */
+    uint64_t rate;         /* 0: nothing is known yet */
+    uint64_t inflight;     /* not acknowledged */
+    unsigned distance;     /* of its NIC from the connection's home NIC */
+    uint64_t nic_inflight; /* the same of all paths of its NIC, to any peer */
+    unsigned nic_paths;    /* of its NIC that carry, this one included */
 };
 
 /* When the path would be done with `len` more bytes, in ns from now; 0 while nothing is known. */
@@ -34,5 +36,15 @@ void r2_sched_order(const struct r2_sched_path paths[], int n, uint16_t order[])
  * with a chunk in half its time. So the path that is done soonest never declines. */
 int r2_sched_next(const struct r2_sched_path *self, const struct r2_sched_path others[], int n,
                   uint64_t waiting, uint32_t chunk);
+
+/* Who should take a chunk that any NIC may take: of the `n` others, which all have room, the one
+ * with the least ahead of the chunk, if that is less than `self` has. -1: self. So a NIC that some
+ * peers have no other of leaves its time to them. Of NICs with unlike rates each has about as much
+ * in flight.
+ *
+ * Ahead of a chunk is what waits at both ends: at the own NIC all that it has in flight, at the
+ * peer's what comes from here, and from every other node that uses that NIC about as much. */
+int r2_sched_less_busy(const struct r2_sched_path *self, const struct r2_sched_path others[],
+                       int n);
 
 #endif

@@ -74,11 +74,16 @@ _Static_assert(R2_PATHS_MAX <= R2_SCHED_MAX, "r2_sched_order takes all paths of 
 static struct r2_sched_path seen(const struct r2_path *path, const struct r2_conn *c)
 {
     uint64_t now = r2_peer_now(path->peer);
+    const atomic_int *carry = &r2_eng.nic_state[path->lnic].census[R2_CENSUS_OK];
+    /* Hints, which other peers' threads change at any time. */
+    int paths = atomic_load_explicit(carry, memory_order_relaxed);
 
     return (struct r2_sched_path){
         .rate = r2_pathrate_rate_now(&path->rate, now),
         .inflight = r2_pathrate_inflight(&path->rate),
         .distance = r2_eng.near[c->home][path->lnic],
+        .nic_inflight = atomic_load_explicit(&r2_eng.inflight[path->lnic], memory_order_relaxed),
+        .nic_paths = paths > 0 ? (unsigned)paths : 0,
     };
 }
 
@@ -178,11 +183,6 @@ static bool may_at_once(const struct r2_path *path, const struct r2_path *other,
            may_instead(other, r, r2_conn_stays(r->conn));
 }
 
-static uint64_t nic_inflight(const struct r2_path *path)
-{
-    return atomic_load_explicit(&r2_eng.inflight[path->lnic], memory_order_relaxed);
-}
-
 /* Who should take the path's next chunk since it is faster, or NULL. */
 static struct r2_path *faster(const struct r2_path *path, const struct r2_req *r, uint32_t chunk)
 {
@@ -201,21 +201,21 @@ static struct r2_path *faster(const struct r2_path *path, const struct r2_req *r
     return next < 0 ? NULL : of[next];
 }
 
-/* Who should take a chunk that any NIC may take: the one that has room and least in flight to all
- * peers, if that is less than the path's own NIC has; or NULL. So a NIC that some peers have no
- * other of leaves its time to them. Of NICs with unlike rates each has about as much in flight. */
+/* Who should take a chunk that any NIC may take since less is ahead of it there, or NULL. */
 static struct r2_path *less_busy(const struct r2_path *path, const struct r2_req *r)
 {
-    uint64_t least = nic_inflight(path);
-    struct r2_path *to = NULL;
+    struct r2_sched_path self = seen(path, r->conn), others[R2_PATHS_MAX];
+    struct r2_path *of[R2_PATHS_MAX];
+    int n = 0, next;
 
     R2_FOR_EACH_PATH (other, path->peer) {
-        if (nic_inflight(other) >= least || !may_at_once(path, other, r) || !room(other))
+        if (!may_at_once(path, other, r) || !room(other))
             continue;
-        least = nic_inflight(other);
-        to = other;
+        others[n] = seen(other, r->conn);
+        of[n++] = other;
     }
-    return to;
+    next = r2_sched_less_busy(&self, others, n);
+    return next < 0 ? NULL : of[next];
 }
 
 /* The path leaves its chunk to another one, which is asked, and which would not leave it again. */
