@@ -181,10 +181,8 @@ static int on_fenced(struct r2_path *path, const uint8_t *body)
 /* Nothing of what was sent is missing at the receiver; a lane may not have let go of it yet. */
 static bool all_acked(struct r2_conn *c)
 {
-    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
-        struct r2_req *r = r2_conn_req(c, s);
-
-        if (r && (r->led.send.acked.bytes < r->size || !r->size))
+    R2_FOR_EACH_REQ (r, c) {
+        if (r->led.send.acked.bytes < r->size || !r->size)
             return false;
     }
     return true;
@@ -214,15 +212,14 @@ static void sender_closed(struct r2_conn *c, uint64_t begun)
         return;
     }
     c->final_seq = c->cum;
-    for (uint64_t s = c->final_seq > c->oldest ? c->final_seq : c->oldest; s < c->next_seq; s++) {
-        struct r2_req *r = r2_conn_req(c, s);
-
-        if (r && r2_recv_writing(&r->led.recv)) { /* it lied: a chunk behind the end is arriving */
+    R2_FOR_EACH_REQ (r, c) {
+        if (r->seq < c->final_seq)
+            continue;
+        if (r2_recv_writing(&r->led.recv)) { /* it lied: a chunk behind the end is arriving */
             r2_conn_fail(c, -ECONNRESET);
             return;
         }
-        if (r)
-            r2_req_finish(r, -ECONNRESET);
+        r2_req_finish(r, -ECONNRESET);
     }
 }
 

@@ -105,10 +105,10 @@ void r2_recv_flushed(struct r2_conn *c, uint64_t cum)
 {
     if (cum > c->flushed)
         c->flushed = cum;
-    for (uint64_t s = c->oldest; s < c->next_seq && s < c->flushed; s++) {
-        struct r2_req *r = r2_conn_req(c, s);
-
-        if (r && r->arrived)
+    R2_FOR_EACH_REQ (r, c) {
+        if (r->seq >= c->flushed)
+            break;
+        if (r->arrived)
             r2_req_finish(r, 0);
     }
 }
@@ -124,13 +124,11 @@ static bool repeat_range(void *arg, uint64_t off, uint64_t len)
 void r2_recv_repeat(struct r2_conn *c, struct r2_path *path)
 {
     c->n_ranges = 0;
-    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
-        struct r2_req *r = r2_conn_req(c, s);
-
-        if (r && !r->arrived)
+    R2_FOR_EACH_REQ (r, c) {
+        if (!r->arrived)
             r2_recv_arrived(&r->led.recv, repeat_range, r);
-        else if (r && s >= c->cum) /* whole, but an earlier message is not */
-            r2_recv_queue_ack(c, NULL, s, 0, r->led.recv.total);
+        else if (r->seq >= c->cum) /* whole, but an earlier message is not */
+            r2_recv_queue_ack(c, NULL, r->seq, 0, r->led.recv.total);
     }
     for (int i = 0; i < R2_EAGER_AHEAD; i++) {
         if (c->stash[i].valid && c->stash[i].seq >= c->cum)

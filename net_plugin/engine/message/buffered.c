@@ -52,10 +52,8 @@ bool r2_buffered_lingers(struct r2_conn *c)
 {
     if (!c->peer->out || c->state != R2_CONN_OPEN || c->oldest == c->next_seq)
         return false;
-    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
-        struct r2_req *r = r2_conn_req(c, s);
-
-        if (r && !r->copy)
+    R2_FOR_EACH_REQ (r, c) {
+        if (!r->copy)
             return false;
     }
     c->linger = R2_LINGER_AWAITED;

@@ -53,11 +53,10 @@ void r2_recv_cts(struct r2_req *r, struct r2_path *path)
 void r2_recv_say_kept(struct r2_peer *p, uint64_t now)
 {
     R2_FOR_EACH_CONN (c, p) {
-        for (uint64_t s = c->oldest; !c->peer->out && s < c->next_seq && c->state == R2_CONN_OPEN;
-             s++) {
-            struct r2_req *r = r2_conn_req(c, s);
-
-            if (r && r->kept && !r->arrived && now > r->posted_at + KEPT_NS)
+        if (c->state != R2_CONN_OPEN)
+            continue;
+        R2_FOR_EACH_REQ (r, c) {
+            if (r->kept && !r->arrived && now > r->posted_at + KEPT_NS)
                 r2_recv_cts(r, r2_acks_path(c));
         }
     }

@@ -69,10 +69,8 @@ void r2_peer_find_ways(struct r2_peer *p)
 {
     R2_FOR_EACH_READY (c, p) {
         c->ways = R2_WAYS_RULED;
-        for (uint64_t s = c->oldest; s < c->next_seq && c->ways == R2_WAYS_RULED; s++) {
-            struct r2_req *r = r2_conn_req(c, s);
-
-            if (r && r2_send_waiting(r))
+        R2_FOR_EACH_REQ (r, c) {
+            if (c->ways == R2_WAYS_RULED && r2_send_waiting(r))
                 c->ways = ways_of(c, r);
         }
     }
@@ -83,10 +81,8 @@ bool r2_conn_has_way(struct r2_conn *c, bool proven)
     const struct r2_peer *p = c->peer;
     bool waits = false, way = false;
 
-    for (uint64_t s = c->oldest; s < c->next_seq && !way; s++) {
-        const struct r2_req *r = r2_conn_req(c, s);
-
-        if (!r || !r2_send_waiting(r))
+    R2_FOR_EACH_REQ (r, c) {
+        if (way || !r2_send_waiting(r))
             continue;
         waits = true;
         /* By any path: that there is none is the peer's time. */

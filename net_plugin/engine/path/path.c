@@ -246,10 +246,8 @@ static bool is_empty(const struct r2_path *path)
     if (path->outbox.off < path->outbox.len || r2_pathrate_inflight(&path->rate))
         return false;
     R2_FOR_EACH_CONN (c, path->peer) {
-        for (uint64_t s = c->oldest; s < c->next_seq && c->peer->out; s++) {
-            struct r2_req *r = r2_conn_req(c, s);
-
-            if (r && r->attached && r2_send_on_path(&r->led.send, path->index))
+        R2_FOR_EACH_REQ (r, c) {
+            if (r2_send_on_path(&r->led.send, path->index))
                 return false;
         }
     }

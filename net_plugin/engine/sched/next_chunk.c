@@ -255,10 +255,8 @@ static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *
     uint32_t len = r2_pathrate_chunk_len(&path->rate, chunk_max());
     struct r2_chunk chunk;
 
-    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
-        struct r2_req *r = r2_conn_req(c, s);
-
-        if (!r || !r2_send_waiting(r) || !r2_send_carries(path, r))
+    R2_FOR_EACH_REQ (r, c) {
+        if (!r2_send_waiting(r) || !r2_send_carries(path, r))
             continue;
         if (!on_trial(path) && leave(path, r, len))
             return false;
