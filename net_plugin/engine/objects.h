@@ -465,27 +465,9 @@ static inline bool r2_conn_is_left(const struct r2_conn *c)
 
 /* The peer's connections; those with bytes to send. The body ends none of them, but for _SAFE:
  * there it may end the one at hand. */
-#define R2_FOR_EACH_CONN(c, p)                                                                     \
-    for (struct r2_conn *c = r2_conn_after(p, NULL); c; c = r2_conn_after(p, c))
-#define R2_FOR_EACH_CONN_SAFE(c, p)                                                                \
-    for (struct r2_conn *c = r2_conn_after(p, NULL), *c##_next;                                    \
-         c && (c##_next = r2_conn_after(p, c), true); c = c##_next)
-#define R2_FOR_EACH_READY(c, p)                                                                    \
-    for (struct r2_conn *c = r2_ready_after(p, NULL); c; c = r2_ready_after(p, c))
-
-static inline struct r2_conn *r2_conn_after(const struct r2_peer *p, const struct r2_conn *c)
-{
-    const struct r2_list *n = c ? c->node.next : p->conn_list.next;
-
-    return n == &p->conn_list ? NULL : R2_CONTAINER_OF(n, struct r2_conn, node);
-}
-
-static inline struct r2_conn *r2_ready_after(const struct r2_peer *p, const struct r2_conn *c)
-{
-    const struct r2_list *n = c ? c->ready.next : p->ready.next;
-
-    return n == &p->ready ? NULL : R2_CONTAINER_OF(n, struct r2_conn, ready);
-}
+#define R2_FOR_EACH_CONN(c, p) R2_LIST_EACH (c, struct r2_conn, node, &(p)->conn_list)
+#define R2_FOR_EACH_CONN_SAFE(c, p) R2_LIST_EACH_SAFE (c, struct r2_conn, node, &(p)->conn_list)
+#define R2_FOR_EACH_READY(c, p) R2_LIST_EACH (c, struct r2_conn, ready, &(p)->ready)
 
 struct r2_mr {
     struct r2_list node; /* conn->mrs */

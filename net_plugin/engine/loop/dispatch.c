@@ -12,7 +12,6 @@ static int on_open(struct r2_path *path, const uint8_t *body)
     struct r2_msg_open_ack ack = {0};
     struct r2_msg_open m;
     struct r2_conn *c;
-    struct r2_list *n;
 
     memcpy(&m, body, sizeof(m));
     if (p->out)
@@ -26,9 +25,7 @@ static int on_open(struct r2_path *path, const uint8_t *body)
         struct r2_listen *listen = NULL;
 
         pthread_mutex_lock(&r2_eng.lock);
-        R2_LIST_FOR_EACH (n, &r2_eng.listens) {
-            struct r2_listen *l = R2_CONTAINER_OF(n, struct r2_listen, node);
-
+        R2_LIST_EACH (l, struct r2_listen, node, &r2_eng.listens) {
             if (l->id == m.listen)
                 listen = l;
         }
@@ -141,14 +138,10 @@ static int on_down(struct r2_path *path, const uint8_t *body)
         r2_path_fail(dead, m.gen, (int)(m.reason & 0xfff), "the peer's word");
     /* Nothing of the generation left here: it is fenced already, and only has to be said. */
     if (dead->down.fenced < m.gen && (!dead->ep || dead->gen > m.gen)) {
-        struct r2_list *n;
         bool shutting = false;
 
-        R2_LIST_FOR_EACH (n, &p->dying) {
-            struct r2_dying *d = R2_CONTAINER_OF(n, struct r2_dying, node);
-
+        R2_LIST_EACH (d, struct r2_dying, node, &p->dying)
             shutting |= d->path == dead && d->gen <= m.gen;
-        }
         if (!shutting)
             dead->down.fenced = m.gen;
     }

@@ -96,10 +96,8 @@ int r2_engine_listen(struct r2_ctx *ctx, int dev, void *handle, struct r2_listen
  * the pointer is compared only. */
 static bool is_open(const struct r2_listen *l)
 {
-    const struct r2_list *n;
-
-    R2_LIST_FOR_EACH (n, &r2_eng.listens) {
-        if (R2_CONTAINER_OF(n, struct r2_listen, node) == l)
+    R2_LIST_EACH (open, const struct r2_listen, node, &r2_eng.listens) {
+        if (open == l)
             return true;
     }
     return false;
@@ -175,12 +173,9 @@ static void list_in(struct r2_list *list, struct r2_conn *c)
 static struct r2_conn *find_cookie(struct r2_ctx *ctx, const struct handle *h)
 {
     struct r2_conn *found = NULL;
-    struct r2_list *n;
 
     pthread_mutex_lock(&r2_eng.lock);
-    R2_LIST_FOR_EACH (n, &ctx->half_made) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ctx_node);
-
+    R2_LIST_EACH (c, struct r2_conn, ctx_node, &ctx->half_made) {
         if (c->id == h->cookie && c->listen_id == h->listen &&
             memcmp(c->peer->id, h->process, 16) == 0)
             found = c;

@@ -35,12 +35,9 @@ static void unconfirmed(struct r2_peer *p, struct r2_dying *d, uint64_t now)
 static void stopped(struct r2_peer *p, struct r2_path *path, uint32_t gen)
 {
     uint32_t upto = gen > path->down.shut ? gen : path->down.shut;
-    struct r2_list *n;
 
     path->down.shut = upto;
-    R2_LIST_FOR_EACH (n, &p->dying) {
-        const struct r2_dying *d = R2_CONTAINER_OF(n, struct r2_dying, node);
-
+    R2_LIST_EACH (d, struct r2_dying, node, &p->dying) {
         if (d->path == path && d->gen <= upto)
             upto = d->gen - 1;
     }

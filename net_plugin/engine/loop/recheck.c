@@ -14,14 +14,12 @@ static int due_peers(uint64_t now, struct r2_peer **out)
 {
     static unsigned from; /* peers of the list, its length may have changed */
     unsigned i, ended = 0;
-    const struct r2_list *l;
     uint64_t next = 0;
     int n = 0;
 
     for (int pass = 0; pass < 2; pass++) {
         i = 0;
-        R2_LIST_FOR_EACH (l, &r2_eng.peers) {
-            struct r2_peer *p = R2_CONTAINER_OF(l, struct r2_peer, node);
+        R2_LIST_EACH (p, struct r2_peer, node, &r2_eng.peers) {
             unsigned long at = atomic_load(&p->recheck_at);
 
             if ((i++ < from) == !pass || !at)

@@ -187,15 +187,16 @@ bool r2_acks_unsaid(void)
 
     if (pthread_mutex_trylock(&r2_eng.lock))
         return true;
-    for (struct r2_list *n = r2_eng.inited ? r2_eng.peers.next : &r2_eng.peers;
-         n != &r2_eng.peers && !some; n = n->next) {
-        struct r2_peer *p = R2_CONTAINER_OF(n, struct r2_peer, node);
-
-        some = pthread_mutex_trylock(&p->lock);
-        if (some)
-            break;
-        some = p->n_up && unsaid_to(p);
-        r2_peer_leave(p);
+    if (r2_eng.inited) {
+        R2_LIST_EACH (p, struct r2_peer, node, &r2_eng.peers) {
+            some = pthread_mutex_trylock(&p->lock);
+            if (some)
+                break;
+            some = p->n_up && unsaid_to(p);
+            r2_peer_leave(p);
+            if (some)
+                break;
+        }
     }
     pthread_mutex_unlock(&r2_eng.lock);
     return some;

@@ -135,11 +135,7 @@ int r2_revoke_on_answer(struct r2_path *path, const uint8_t *body)
  * land while its end is not confirmed. */
 static bool older_unconfirmed(const struct r2_conn *c)
 {
-    const struct r2_list *n;
-
-    R2_LIST_FOR_EACH (n, &c->peer->dying) {
-        const struct r2_dying *d = R2_CONTAINER_OF(n, struct r2_dying, node);
-
+    R2_LIST_EACH (d, const struct r2_dying, node, &c->peer->dying) {
         if (d->path && one_sided(d->path) && d->gen < c->said[d->path->index].gen)
             return true;
     }

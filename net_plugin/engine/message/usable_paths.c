@@ -96,11 +96,7 @@ bool r2_conn_has_way(struct r2_conn *c, bool proven)
 
 void r2_peer_check_stuck(struct r2_peer *p, uint64_t now)
 {
-    struct r2_list *n, *tmp;
-
-    R2_LIST_FOR_EACH_SAFE (n, tmp, &p->ready) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
-
+    R2_LIST_EACH_SAFE (c, struct r2_conn, ready, &p->ready) {
         if (r2_conn_has_way(c, true)) /* what comes up and proves nothing is none */
             c->stuck_since = 0;
         else if (!c->stuck_since)

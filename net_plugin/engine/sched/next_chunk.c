@@ -338,7 +338,6 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
 {
     struct r2_path *path = owner;
     struct r2_peer *p = path->peer;
-    struct r2_list *n, *tmp;
     bool found = false, any = false, rules;
 
     r2_peer_lock(p);
@@ -358,8 +357,7 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
         goto out;
     }
     for (int turn = 0; turn < (r2_conn_narrow() ? 1 : 2) && !found; turn++) {
-        R2_LIST_FOR_EACH_SAFE (n, tmp, &p->ready) {
-            struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
+        R2_FOR_EACH_READY (c, p) {
             bool all = c->ways == R2_WAYS_ANY, home = all || at_home(c, path->lnic);
 
             any = true;
