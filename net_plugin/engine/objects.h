@@ -44,9 +44,6 @@ _Static_assert(R2_PATHS_VIA <= R2_WIRE_MAX_LANES, "CLOSE names each one-sided pa
 #define R2_TICK_NS (25 * R2_NS_PER_MS)
 
 struct r2_peer;
-#include "engine/loop/liveness.h"
-#include "engine/message/acks.h"
-#include "engine/path/nicnews.h"
 
 /* What paths tell about the NICs that they use. */
 enum r2_census { R2_CENSUS_NONE, R2_CENSUS_OK, R2_CENSUS_LOST, R2_CENSUSES };
@@ -224,6 +221,52 @@ struct r2_upper {
     void (*ended)(struct r2_peer *p);     /* the last reference is gone */
     void (*carry_out)(struct r2_peer *p); /* what is noted in `todo`; under the lock */
     void (*nic_changed)(int nic);         /* peers are told another word about this node's NIC */
+};
+
+/* R, part of a peer: what is queued are acknowledgements of messages that their sender has done
+ * with (R2_EAGER_BUFFERED), and only those. Each would cost a call to send in which the next
+ * message waits. */
+struct r2_ack_delay {
+    struct r2_timer timer;
+    bool armed; /* ... and nobody stops it: it holds a reference to the peer until it has fired */
+    bool hurry; /* there are others: they wait for nothing */
+    unsigned late; /* messages since the last one was said */
+};
+
+/* Part of a peer: what it has heard about our NICs (path/nicnews.c). Times in ns. */
+struct r2_nicnews {
+    uint32_t heard;     /* the newest number that the peer has heard */
+    uint64_t due, wait; /* when what is open is said again; how long it waited for that */
+    unsigned turn;      /* of the path that the next repetition takes */
+};
+
+/* One for each local NIC, then R2_MAX_NICS more, by local NIC, that get more time. */
+#define R2_QUESTIONS (2 * R2_MAX_NICS)
+/* Between two refusals: the former is forgotten. */
+#define R2_REFUSAL_STALE_NS (5 * R2_NS_PER_S)
+
+/* R */
+struct r2_question {
+    struct r2_ep *ep;            /* the one that is out; NULL: none */
+    struct r2_dying *end_memory; /* as r2_path.end_memory */
+    uint64_t at;                 /* when it was asked */
+    uint64_t patience;           /* for the peer's kernel */
+    unsigned asked;              /* ever */
+};
+
+/* Part of a peer: whether its process still exists, when no path leads to it any more
+ * (loop/liveness.c). Times in ns. */
+struct r2_liveness {
+    struct r2_question by[R2_QUESTIONS]; /* R */
+    uint64_t next_at;                    /* R: no question before */
+    unsigned turn;                       /* R: local NIC of the next one */
+    unsigned nic_asked[R2_MAX_NICS];     /* R: by the peer's NIC: how often since one was patient */
+    uint64_t refused_from, refused_at;   /* the first and the latest refusal that count; 0: none */
+    /* By the peer's NIC: its first and its latest one among them; 0: none. */
+    uint64_t nic_refused_from[R2_MAX_NICS], nic_refused_at[R2_MAX_NICS];
+    uint64_t taken_at[R2_MAX_NICS]; /* by the peer's NIC: when its kernel was last seen to have
+                                       taken a connection that nobody had answered; 0: not */
+    uint64_t lost_at;               /* when the last path to it was lost; 0: none was up */
 };
 
 struct r2_peer {

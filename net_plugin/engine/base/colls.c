@@ -1,5 +1,3 @@
-#include "engine/base/colls.h"
-
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>

@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "engine/locate/round.h"
-#include "engine/path/pairs.h"
 
 #define LOOK_NS (1 * R2_NS_PER_S)
 /* In vain, one after the other: 10 s of looking. Counted, so that time in which this process was

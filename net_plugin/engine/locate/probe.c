@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "engine/locate/round.h"
-#include "engine/path/pairs.h"
 
 void r2_probe_put(struct r2_probe *probe)
 {

@@ -1,5 +1,4 @@
 /* What NCCL's profiler tells about collectives, with the time added. */
-#include "engine/base/colls.h"
 #include "engine/loop/loop.h"
 
 /* In a child of fork the lock may be that of a thread which is not here. */

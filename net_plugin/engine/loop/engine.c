@@ -24,8 +24,8 @@
 
 const struct r2_transport_ops *r2_engine_transport = &r2_transport_mux;
 
-static struct r2_list contexts; /* r2_eng.lock: none is ever freed */
-static int start_error;         /* once r2_eng.started */
+static struct r2_list contexts = R2_LIST_INIT(contexts); /* r2_eng.lock: none is ever freed */
+static int start_error;                                  /* once r2_eng.started */
 /* 0: not known. Written under r2_eng.lock; another communicator may be starting the engine. */
 static atomic_uint nccl_version, net_api;
 static uint64_t first_comm; /* r2_eng.lock */
@@ -126,9 +126,6 @@ static int init_once(void)
     r2_log_set_verbosity(r2_eng.set->log);
     r2_eng.ops = r2_engine_transport;
     r2_eng.upper = &r2_loop_upper;
-    r2_list_init(&r2_eng.peers);
-    r2_list_init(&r2_eng.listens);
-    r2_list_init(&contexts);
     r2_eng.pid = getpid();
     gethostname(r2_eng.host, sizeof(r2_eng.host) - 1);
     if (r2_eng.set->node_name[0])

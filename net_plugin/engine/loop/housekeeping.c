@@ -2,7 +2,6 @@
  * the kernel says about links there. */
 #include <stdio.h>
 
-#include "engine/base/colls.h"
 #include "engine/locate/locate.h"
 #include "engine/loop/loop.h"
 #include "io/pollers.h"

@@ -16,7 +16,6 @@
 
 #include "engine/locate/locate.h"
 #include "engine/loop/loop.h"
-#include "engine/path/pairs.h"
 
 #define CONFIRM_NS (500 * R2_NS_PER_MS)
 #define PARTIAL_NS (2 * R2_NS_PER_S)

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "engine/loop/loop.h"
-#include "engine/path/pairs.h"
 
 #define ATTEMPT_NS (1 * R2_NS_PER_S) /* for a connect of ours to be answered */
 #define ATTEMPT_SHORT_NS (300 * R2_NS_PER_MS)

@@ -1,6 +1,4 @@
 #define _GNU_SOURCE
-#include "engine/message/acks.h"
-
 #include <errno.h>
 #include <stdlib.h>
 
@@ -187,16 +185,14 @@ bool r2_acks_unsaid(void)
 
     if (pthread_mutex_trylock(&r2_eng.lock))
         return true;
-    if (r2_eng.inited) {
-        R2_LIST_EACH (p, struct r2_peer, node, &r2_eng.peers) {
-            some = pthread_mutex_trylock(&p->lock);
-            if (some)
-                break;
-            some = p->n_up && unsaid_to(p);
-            r2_peer_leave(p);
-            if (some)
-                break;
-        }
+    R2_LIST_EACH (p, struct r2_peer, node, &r2_eng.peers) {
+        some = pthread_mutex_trylock(&p->lock);
+        if (some)
+            break;
+        some = p->n_up && unsaid_to(p);
+        r2_peer_leave(p);
+        if (some)
+            break;
     }
     pthread_mutex_unlock(&r2_eng.lock);
     return some;

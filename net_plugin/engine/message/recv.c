@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "engine/message/message.h"
-#include "engine/path/limited.h"
 #include "util/copy.h"
 #include "util/crc32c.h"
 

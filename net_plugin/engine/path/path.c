@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "engine/message/message.h"
-#include "engine/path/pairs.h"
 #include "util/random.h"
 
 struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transport)

@@ -5,7 +5,6 @@
 
 #include "engine/core/sched_next.h"
 #include "engine/sched/sched.h"
-#include "engine/sched/slownics.h"
 
 static uint32_t chunk_max(void)
 {
