@@ -147,8 +147,7 @@ struct r2_path {
     } sum;
 
     struct { /* what operators were last shown */
-        uint32_t weight, penalty;
-        uint64_t reuse_at;
+        uint32_t weight;
         bool weighed;     /* an event about its weight is in the journal */
         char verdict[80]; /* why it is down, once that is known (engine/locate) */
         int row;
@@ -324,8 +323,7 @@ struct r2_peer {
     uint64_t hb_interval, hb_calm_interval, hb_doubt_until;
     uint64_t suspect_since, refresh_at; /* since when every path is silent; 0: some answers */
     struct {                            /* what operators were last shown */
-        uint64_t connections, heard, waits, gives_up, noway;
-        enum r2_seg_waits_for waits_for;
+        uint64_t connections, heard, noway;
     } shown;
 
     struct r2_io *io;

@@ -32,7 +32,7 @@ TEST(send_bad_acks)
 
     r2_send_init(&l, 1000);
     CHECK_EQ(r2_send_ack(&l, 0, 128, NULL, NULL), -EPROTO); /* never handed out */
-    CHECK_EQ(r2_send_ack_all(&l, NULL, NULL), -EPROTO);
+    CHECK_EQ(r2_send_ack(&l, 0, l.total, NULL, NULL), -EPROTO);
     next(&l, 512, 0, 1);
     CHECK_EQ(r2_send_ack(&l, 0, 640, NULL, NULL), -EPROTO);
     CHECK_EQ(r2_send_ack(&l, 1, 127, NULL, NULL), -EPROTO);

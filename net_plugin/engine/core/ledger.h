@@ -119,8 +119,6 @@ int r2_send_released(struct r2_send_ledger *l, uint64_t off, uint32_t len, uint1
  * boundaries; -ENOMEM. */
 int64_t r2_send_ack(struct r2_send_ledger *l, uint64_t off, uint64_t len, r2_send_report_fn report,
                     void *arg);
-/* The receiver has the whole message. As r2_send_ack of all of it. */
-int64_t r2_send_ack_all(struct r2_send_ledger *l, r2_send_report_fn report, void *arg);
 
 /* The path is dead up to and including generation gen: what was in flight on it and is not
  * acknowledged goes back to the queue, exactly the missing bytes. Idempotent. Transmissions whose
@@ -217,7 +215,11 @@ static inline bool r2_recv_writing(const struct r2_recv_ledger *l)
     return l->count > 0;
 }
 /* Claim number i, 0 <= i < l->count, in no order; valid until the next change. */
-const struct r2_recv_claim *r2_recv_claim_at(const struct r2_recv_ledger *l, uint32_t i);
+static inline const struct r2_recv_claim *r2_recv_claim_at(const struct r2_recv_ledger *l,
+                                                           uint32_t i)
+{
+    return &(l->heap ? l->heap : l->small)[i];
+}
 
 /* Calls cb for every stretch that is done, ascending. cb returns false to stop. */
 typedef bool (*r2_range_fn)(void *arg, uint64_t off, uint64_t len);

@@ -101,7 +101,7 @@ void r2_round_tell(struct r2_round *r, uint64_t now);
 /* A SEEN of the process, about the rounds that wait for it. */
 void r2_rounds_told(struct r2_peer *p, const uint8_t *body, uint64_t now);
 
-/* ---- round.c */
+/* ---- rounds.c */
 extern struct r2_round r2_rounds[R2_ROUNDS];
 /* Those under way; the body may end one. */
 #define R2_FOR_EACH_ROUND(r)                                                                       \
@@ -111,10 +111,7 @@ extern struct r2_round r2_rounds[R2_ROUNDS];
 extern struct r2_nodeseg *r2_locate_seg;
 /* The round for the local NIC that still gathers evidence. */
 struct r2_round *r2_round_open(int lnic);
-struct r2_round *r2_round_new(int lnic, uint64_t now);
 void r2_round_free(struct r2_round *r, uint64_t now);
-
-/* ---- rounds.c */
 /* Whether any is under way. */
 bool r2_rounds_tick(uint64_t now);
 /* Notes from the inbox. */

@@ -2,7 +2,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "engine/locate/locate.h"
 #include "engine/loop/loop.h"
 #include "engine/message/p2pchunk.h"
 

@@ -1,7 +1,5 @@
 /* The process's engine: start, NICs, contexts, end. */
 #define _GNU_SOURCE
-#include "engine/engine.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +7,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "engine/locate/locate.h"
 #include "engine/loop/loop.h"
 #include "engine/message/p2pchunk.h"
 #include "io/pollers.h"
@@ -274,7 +271,6 @@ static int start_locked(void)
     }
     r2_eng.device_memory = r2_local.n && r2_engine_memory(0) != R2_MEMORY_HOST;
     r2_nicstate_start(r2_now_ns());
-    r2_niclink_start(r2_housekeeping_links());
     r2_nicfaults_start(r2_now_ns());
     r2_locate_start();
     r2_housekeeping_start();

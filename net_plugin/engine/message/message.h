@@ -159,8 +159,8 @@ bool r2_acks_unsaid(void);
 void r2_up_burst_end(void *owner, struct r2_ep *ep);
 
 /* ---- resync.c */
-/* Repeats on live paths what is dead, cleared to send, arrived, opened and closed, and news about
- * NICs that nobody has acknowledged (nicnews.c). */
+/* If that is wanted, repeats on live paths what is dead, cleared to send, arrived, opened and
+ * closed, and news about NICs that nobody has acknowledged (nicnews.c). */
 void r2_peer_resync(struct r2_peer *p);
 void r2_up_ctrl_sent(void *owner, struct r2_ep *ep, uint64_t sent);
 

@@ -42,7 +42,7 @@ static void resync_conn(struct r2_conn *c, struct r2_path *via)
  * bytes back into the queue it knows everything that has arrived. */
 void r2_peer_resync(struct r2_peer *p)
 {
-    struct r2_path *via = r2_path_for_ctrl(p, -1, -1);
+    struct r2_path *via = p->resync ? r2_path_for_ctrl(p, -1, -1) : NULL;
 
     if (!via || r2_out_full(via))
         return; /* the peer does not read: what is queued says enough until it does */

@@ -178,8 +178,8 @@ static int64_t ack_req(struct r2_conn *c, uint64_t seq, const struct r2_ack_rang
     if (!r)
         return 0;
     before = r2_send_waiting(r);
-    n = range ? r2_send_ack(&r->led.send, range->offset, range->len, report, c->peer)
-              : r2_send_ack_all(&r->led.send, report, c->peer);
+    n = r2_send_ack(&r->led.send, range ? range->offset : 0, range ? range->len : r->size, report,
+                    c->peer);
     if (n < 0)
         return n;
     if (r2_send_waiting(r) != before)

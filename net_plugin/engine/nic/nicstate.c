@@ -112,7 +112,7 @@ static void tell_peer(struct r2_peer *p, int nic, bool news, bool forgiven, cons
             tell_path(path, word, others, cause);
     }
     r2_nicnews_tell(p);
-    if (p->resync && p->out && p->n_up)
+    if (p->out)
         r2_peer_resync(p);
     r2_peer_weigh(p);
     if (p->out)

@@ -55,6 +55,12 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
 void r2_peer_waits(struct r2_peer *p, uint64_t now);
 /* A path to the peer has proved itself and is up. */
 bool r2_peer_served(const struct r2_peer *p);
+/* An attempt between these NICs was refused, or another process answered. It counts with no path
+ * up only, and where it can tell something about the process (r2_pair_speaks). */
+void r2_peer_refused(struct r2_peer *p, int lnic, int rnic, uint64_t now);
+/* The process has answered, if only that it wants no such path, or its NICs have changed: what was
+ * refused before says nothing now. */
+void r2_peer_answers(struct r2_peer *p);
 
 /* ---- pathtest.c: test chunks; all under the lock */
 /* The path has come up: it proves itself first, or is in use at once (S); waits for the other
@@ -150,14 +156,6 @@ void r2_limited_marked(struct r2_path *path, const struct r2_bulk *bulk);
 /* The peer is one of those that are waited for: what it sends comes by sockets whose threads are
  * stood in for. A hint; any thread, no lock. */
 bool r2_limited_now(const struct r2_peer *p, uint64_t now);
-
-/* ---- refusals.c: hosts that refuse; under the lock */
-/* An attempt between these NICs was refused, or another process answered. It counts with no path
- * up only, and where it can tell something about the process (r2_pair_speaks). */
-void r2_peer_refused(struct r2_peer *p, int lnic, int rnic, uint64_t now);
-/* The process has answered, if only that it wants no such path, or its NICs have changed: what was
- * refused before says nothing now. */
-void r2_peer_answers(struct r2_peer *p);
 
 /* ---- pathgrey.c: what is measured of a path; under the lock */
 void r2_grey_path_init(struct r2_path *path);

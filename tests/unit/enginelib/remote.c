@@ -583,13 +583,15 @@ bool remote_suspect(const struct remote *r)
 uint64_t remote_waits(const struct remote *r, enum r2_seg_waits_for *what)
 {
     struct r2_peer *p = find_peer(r);
+    const struct r2_seg_peer *row;
     uint64_t since;
 
     if (!p)
         return 0;
     r2_peer_lock(p);
-    since = p->shown.waits;
-    *what = p->shown.waits_for;
+    row = &r2_control_segment(r2_eng.ctl)->peers[p->row];
+    since = row->waits_mono_ns;
+    *what = (enum r2_seg_waits_for)row->waits_for;
     pthread_mutex_unlock(&p->lock);
     r2_peer_put(p);
     return since;
