@@ -164,6 +164,12 @@ static inline bool r2_path_is_up(const struct r2_path *path)
     return path->state == R2_PATH_STARTING || r2_path_takes_frames(path);
 }
 
+/* It writes into the peer's memory by itself. */
+static inline bool r2_path_one_sided(const struct r2_path *path)
+{
+    return path->transport != R2_VIA_TCP;
+}
+
 /* An endpoint that is to be shut by the peer's task. It stays in the list, and reachable for
  * r2_peer_eps, until nothing of it moves. */
 struct r2_dying {

@@ -37,11 +37,6 @@ static inline const char *r2_nic_name(int nic)
 }
 
 /* ---- colls.c: times of collectives: on and off, and out into the control segment */
-#define R2_COLLS_MASKS 4 /* NCCLs of a process that are recorded */
-
-/* Any thread. As r2_engine_coll_comm_begins and its end. */
-bool r2_colls_begin(int *mask, int bits);
-void r2_colls_end(const int *mask);
 /* The operator's word. 0, or -EOPNOTSUPP where NCCL has not taken the plugin's profiler. */
 int r2_colls_record(bool on, char *result, size_t size);
 /* I/O thread 0: what has ended goes into the segment. */

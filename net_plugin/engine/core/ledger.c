@@ -535,8 +535,8 @@ static int recv_reserve(struct r2_recv_ledger *l)
     return r2_ranges_reserve(&l->done, (size_t)l->done.count + l->count + 1);
 }
 
-static int recv_claim(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path,
-                      uint32_t gen, uint16_t lane, bool over)
+int r2_recv_claim(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path, uint32_t gen,
+                  uint16_t lane, bool over)
 {
     int err;
 
@@ -556,18 +556,6 @@ static int recv_claim(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint
     recv_claims(l)[l->count++] =
         (struct r2_recv_claim){.off = off, .len = len, .path = path, .gen = gen, .lane = lane};
     return 0;
-}
-
-int r2_recv_claim(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path, uint32_t gen,
-                  uint16_t lane)
-{
-    return recv_claim(l, off, len, path, gen, lane, false);
-}
-
-int r2_recv_claim_over(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path,
-                       uint32_t gen, uint16_t lane)
-{
-    return recv_claim(l, off, len, path, gen, lane, true);
 }
 
 int r2_recv_release(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path,

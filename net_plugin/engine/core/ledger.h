@@ -193,14 +193,12 @@ int r2_recv_set_total(struct r2_recv_ledger *l, uint64_t total);
  *   -EBUSY   part of it is claimed or done. The sender must learn that this transmission is
  *            lost: end the path, which fences and replays its generation
  *   -EPROTO  out of bounds, not on chunk boundaries, or the total is not known yet
- *   -ENOMEM  as -EBUSY */
+ *   -ENOMEM  as -EBUSY
+ * `over`: only what is claimed is busy. Done bytes are written once more, with the same contents,
+ * and the message is not complete while the claim is open. For transmissions that are not pieces
+ * of earlier ones, and whose sender has not heard what is done. */
 int r2_recv_claim(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path, uint32_t gen,
-                  uint16_t lane);
-/* The same, but only what is claimed is busy: done bytes are written once more, with the same
- * contents, and the message is not complete while the claim is open. For transmissions that are
- * not pieces of earlier ones, and whose sender has not heard what is done. */
-int r2_recv_claim_over(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path,
-                       uint32_t gen, uint16_t lane);
+                  uint16_t lane, bool over);
 /* The claimed bytes are in place; the writer has left the buffer. 0, or -ENOENT: no such claim. */
 int r2_recv_done(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path, uint32_t gen);
 /* The claimant has left the buffer without finishing: the bytes are open again. 0 or -ENOENT. */

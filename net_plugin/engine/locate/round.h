@@ -72,6 +72,11 @@ struct r2_round {
     struct r2_evidence ev;
 };
 
+#define R2_FOR_EACH_TARGET(t, r)                                                                   \
+    for (__typeof__(&(r)->targets[0]) t = (r)->targets; t < (r)->targets + (r)->n_targets; t++)
+#define R2_FOR_EACH_SUSPECT(s, r)                                                                  \
+    for (__typeof__(&(r)->suspects[0]) s = (r)->suspects; s < (r)->suspects + (r)->n_suspects; s++)
+
 /* ---- probe.c */
 /* Adds a target unless the pair is there already; NULL when there is no room. */
 struct r2_target *r2_target_add(struct r2_round *r, int lnic, const struct r2_wire_addr *addr,

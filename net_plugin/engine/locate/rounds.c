@@ -40,8 +40,8 @@ void r2_round_free(struct r2_round *r, uint64_t now)
 {
     if (!r->closed)
         r2_targets_close(r, now);
-    for (int i = 0; i < r->n_suspects; i++)
-        r2_peer_put(r->suspects[i].peer);
+    R2_FOR_EACH_SUSPECT (s, r)
+        r2_peer_put(s->peer);
     r->phase = R2_PHASE_FREE;
 }
 
@@ -49,8 +49,8 @@ void r2_round_free(struct r2_round *r, uint64_t now)
 
 static bool has_suspect(const struct r2_round *r, const struct r2_peer *p, int rnic)
 {
-    for (int i = 0; i < r->n_suspects; i++) {
-        if (r->suspects[i].peer == p && r->suspects[i].rnic == rnic)
+    R2_FOR_EACH_SUSPECT (s, r) {
+        if (s->peer == p && s->rnic == rnic)
             return true;
     }
     return false;
@@ -143,11 +143,8 @@ static void settled(struct r2_round *r, uint64_t now)
     r->next_try = now;
     r->close_at = now + R2_WINDOW_NS;
     r->deadline = now + R2_ANSWER_NS;
-    for (int i = 0; i < r->n_suspects; i++) {
-        struct r2_suspect *s = &r->suspects[i];
-
+    R2_FOR_EACH_SUSPECT (s, r)
         r2_target_add(r, r->lnic, &s->addr, s->rnic, s->peer->id, s->label, true);
-    }
     r2_targets_collect(r);
     r2_count(&r2_eng.n->locate_rounds, 1);
 }
@@ -169,21 +166,18 @@ static bool all_answer(const struct r2_round *r)
 {
     int n = 0;
 
-    for (int i = 0; i < r->n_suspects; i++) {
-        for (int k = 0; k < r->n_targets; k++) {
-            const struct r2_target *t = &r->targets[k];
-
-            n += t->lnic == r->lnic && r2_same_nic(&t->addr, &r->suspects[i].addr) &&
+    R2_FOR_EACH_SUSPECT (s, r) {
+        R2_FOR_EACH_TARGET (t, r)
+            n += t->lnic == r->lnic && r2_same_nic(&t->addr, &s->addr) &&
                  t->outcome == R2_SEEN_ANSWERED;
-        }
     }
     return r->n_suspects && n == r->n_suspects;
 }
 
 static bool all_heard(const struct r2_round *r)
 {
-    for (int i = 0; i < r->n_suspects; i++) {
-        if (!r->suspects[i].heard)
+    R2_FOR_EACH_SUSPECT (s, r) {
+        if (!s->heard)
             return false;
     }
     return true;

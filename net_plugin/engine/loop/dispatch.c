@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "engine/loop/loop.h"
-#include "engine/message/p2pchunk.h"
 
 static int on_open(struct r2_path *path, const uint8_t *body)
 {

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "engine/loop/loop.h"
-#include "engine/message/p2pchunk.h"
 #include "io/pollers.h"
 #include "topology/device.h"
 #include "util/exit.h"

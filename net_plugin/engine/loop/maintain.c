@@ -445,9 +445,8 @@ static uint64_t under_way(const struct r2_path *path)
 
 static void publish(struct r2_peer *p, uint64_t now)
 {
-    struct r2_damp_rules rules;
+    struct r2_damp_rules rules = r2_damp_rules();
 
-    r2_damp_rules_get(&rules);
     R2_FOR_EACH_PATH (path, p) {
         struct r2_seg_path_counters *n = r2_control_path_counters(r2_eng.ctl, path->shown.row);
         uint32_t weight = r2_weight_of(path->share.weight, path->flow.grey);

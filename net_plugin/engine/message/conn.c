@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "engine/message/message.h"
-#include "engine/message/p2pchunk.h"
 #include "util/copy.h"
 #include "util/lock.h"
 

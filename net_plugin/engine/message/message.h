@@ -100,6 +100,24 @@ static inline struct r2_req *r2_req_from(const struct r2_conn *c, uint64_t seq)
 }
 void r2_req_finish(struct r2_req *r, int err); /* err 0: done */
 
+/* ---- p2pchunk.c: the pieces that NCCL cuts sends and receives into between nodes */
+/* Puts `bytes` (0: nothing; else rounded down to 4 KiB, and to what NCCL's buffers hold) into the
+ * environment where the user has put nothing: at NCCL's first call of the plugin, before it has
+ * read the variable. `nccl`: its version, 0 if unknown. Once, before the engine's I/O threads;
+ * other threads that look into the environment meanwhile: docs/decisions.md 40. */
+void r2_p2pchunk_start(uint64_t bytes, unsigned nccl);
+/* What is to be said of the memory that the pieces take, where a control group (a container) allows
+ * `limit` bytes to `ranks` processes; "" if that is enough. Pure. */
+void r2_p2pchunk_memory(uint64_t limit, int ranks, uint64_t bytes, char *out, size_t cap);
+/* The least memory.max of the control groups that `cgroup` (the text of /proc/self/cgroup) names,
+ * under the folder `root`; 0: no limit, or not known. */
+uint64_t r2_p2pchunk_limit(const char *root, const char *cgroup);
+/* What NCCL takes here, in KiB, rounded up; more than the word holds: its largest. */
+uint16_t r2_p2pchunk_word(void);
+/* The peer's. Another one than ours is told to the user, once for each peer: NCCL does not look,
+ * and what it sends and receives is then wrong. Under the peer's lock. */
+void r2_p2pchunk_heard(struct r2_peer *p, uint16_t word);
+
 /* ---- send.c: the sender's messages */
 void r2_send_start(struct r2_req *r); /* a new message: eager or to the ready list */
 void r2_send_pump(struct r2_conn *c); /* what waits for credit, CTS or a path */

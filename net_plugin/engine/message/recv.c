@@ -117,7 +117,7 @@ static int place_eager(struct r2_req *r, const uint8_t *data, uint32_t size, boo
     if (rc == 0 && size && r->mr && r->mr->device)
         rc = -EPROTO; /* no thread may write there, and the sender was told */
     if (rc == 0 && size) {
-        rc = r2_recv_claim(&r->led.recv, 0, size, UINT16_MAX, 0, 0);
+        rc = r2_recv_claim(&r->led.recv, 0, size, UINT16_MAX, 0, 0, false);
         if (rc == 0) {
             r2_copy_lines(r->data, data, size, 0);
             rc = r2_recv_done(&r->led.recv, 0, size, UINT16_MAX, 0);
@@ -274,10 +274,10 @@ static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, u
     if (rc == 0)
         rc = r2_recv_claim(&r->led.recv, bulk->offset, bulk->len, path->index,
                            r2_eng.ops->params(ep)->gen,
-                           bulk->flags & R2_BULK_COPY ? lane | LANE_COPY : lane);
+                           bulk->flags & R2_BULK_COPY ? lane | LANE_COPY : lane, false);
     if (rc == -EBUSY && !(bulk->flags & R2_BULK_COPY)) /* some of it has come, in other pieces */
-        rc = r2_recv_claim_over(&r->led.recv, bulk->offset, bulk->len, path->index,
-                                r2_eng.ops->params(ep)->gen, lane);
+        rc = r2_recv_claim(&r->led.recv, bulk->offset, bulk->len, path->index,
+                           r2_eng.ops->params(ep)->gen, lane, true);
     if (rc == 1) {
         r2_count(&r2_eng.n->duplicate_chunks, 1);
         r2_recv_queue_ack(c, path, bulk->seq, bulk->offset, bulk->len);
@@ -324,7 +324,7 @@ static bool being_placed(struct r2_peer *p, const struct r2_bulk *bulk)
 }
 
 /* Who reads the very chunk of a copy into its place: its path, with the endpoint's reference. None
- * that was claimed over bytes in place (r2_recv_claim_over): a copy cannot have its claim. */
+ * that was claimed over bytes in place (`over`): a copy cannot have its claim. */
 static struct r2_path *reader(struct r2_peer *p, const struct r2_bulk *bulk, struct r2_ep **ep,
                               unsigned *lane)
 {

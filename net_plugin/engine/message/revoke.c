@@ -22,11 +22,6 @@ uint64_t r2_revoke_wait_ns; /* 0: patience() */
 #define PATIENCE_MIN_NS (200 * R2_NS_PER_MS)
 #define PATIENCE_MAX_NS R2_NS_PER_S
 
-static bool one_sided(const struct r2_path *path)
-{
-    return path->transport != R2_VIA_TCP;
-}
-
 static void count(struct r2_conn_lane *lane, uint32_t gen)
 {
     if (lane->gen != gen)
@@ -36,7 +31,7 @@ static void count(struct r2_conn_lane *lane, uint32_t gen)
 
 void r2_revoke_count(struct r2_conn *c, const struct r2_path *path)
 {
-    if (!one_sided(path))
+    if (!r2_path_one_sided(path))
         return;
     count(&c->lanes[path->index], path->gen);
     c->under_way += c->peer->out;
@@ -72,7 +67,7 @@ static void answer(struct r2_conn *c, struct r2_path *path)
 
 bool r2_revoke_back(struct r2_conn *c, const struct r2_path *path)
 {
-    if (!one_sided(path) || !c->under_way)
+    if (!r2_path_one_sided(path) || !c->under_way)
         return false;
     c->under_way--;
     if (c->revocation != R2_REVOKE_ASKED || c->under_way)
@@ -136,7 +131,7 @@ int r2_revoke_on_answer(struct r2_path *path, const uint8_t *body)
 static bool older_unconfirmed(const struct r2_conn *c)
 {
     R2_LIST_EACH (d, const struct r2_dying, node, &c->peer->dying) {
-        if (d->path && one_sided(d->path) && d->gen < c->said[d->path->index].gen)
+        if (d->path && r2_path_one_sided(d->path) && d->gen < c->said[d->path->index].gen)
             return true;
     }
     return false;

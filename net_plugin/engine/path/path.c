@@ -284,9 +284,8 @@ static bool needed(const struct r2_path *path)
 
 static void tick_damped(struct r2_path *path, uint64_t now)
 {
-    struct r2_damp_rules rules;
+    struct r2_damp_rules rules = r2_damp_rules();
 
-    r2_damp_rules_get(&rules);
     if (!r2_damp_tick(&path->damp, &rules, now) && !needed(path))
         return;
     r2_damp_release(&path->damp);

@@ -110,7 +110,7 @@ void r2_peer_census(struct r2_peer *p);
 /* A path of it is wanted and does not answer, and the peer's NIC is not what is at fault. Locks
  * peers. */
 bool r2_nic_asked_in_vain(int nic);
-void r2_damp_rules_get(struct r2_damp_rules *out);
+struct r2_damp_rules r2_damp_rules(void);
 /* Both NICs are of this node, so its kernel hands the bytes over and no wire is
  * asked. Under the peer's lock. */
 bool r2_path_wireless(const struct r2_path *path);

@@ -96,11 +96,10 @@ static void report_untried(const struct r2_path *path, int err, const char *caus
 /* One failure more; too many lately, and the path is left alone while another one is left. */
 static void count_failure(struct r2_path *path, uint64_t now)
 {
-    struct r2_damp_rules rules;
+    struct r2_damp_rules rules = r2_damp_rules();
 
     if (path->past == R2_PAST_CLOSED || !path->peer->out)
         return;
-    r2_damp_rules_get(&rules);
     if (r2_damp_failure(&path->damp, &rules, now) && r2_peer_left(path->peer, path->transport))
         r2_path_event(path, R2_HEALTH_EV_SUPPRESS, "it fails too often");
     else if (path->health.state != R2_HEALTH_DAMPED)
