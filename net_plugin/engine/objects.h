@@ -154,14 +154,9 @@ struct r2_path {
     } shown;
 };
 
-static inline bool r2_path_takes_frames(const struct r2_path *path)
-{
-    return path->state == R2_PATH_TESTING || path->state == R2_PATH_PROVEN;
-}
-
 static inline bool r2_path_is_up(const struct r2_path *path)
 {
-    return path->state == R2_PATH_STARTING || r2_path_takes_frames(path);
+    return path->state == R2_PATH_TESTING || path->state == R2_PATH_PROVEN;
 }
 
 /* It writes into the peer's memory by itself. */

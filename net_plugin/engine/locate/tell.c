@@ -24,7 +24,7 @@ static void say(struct r2_peer *p, int avoid, const struct r2_msg_seen *m,
         for (int i = 0; i < p->n_paths && said < SAY_TWICE; i++) {
             struct r2_path *path = p->paths[i];
 
-            if (r2_path_takes_frames(path) && rank_of(path, avoid) == rank &&
+            if (r2_path_is_up(path) && rank_of(path, avoid) == rank &&
                 r2_out_frame(path, R2_F_SEEN, m, sizeof(*m), seen, m->seen * sizeof(*seen)) == 0)
                 said++;
         }

@@ -90,7 +90,7 @@ void r2_recv_out_acks(struct r2_peer *p)
 
         r2_list_del(&c->acks);
         /* The path that brought the bytes is alive, or was a moment ago. */
-        if (!path || !r2_path_takes_frames(path) || r2_path_high_rtt(path))
+        if (!path || !r2_path_is_up(path) || r2_path_high_rtt(path))
             path = r2_acks_path(c);
         if (path)
             out_ack(c, path);

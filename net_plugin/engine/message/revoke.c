@@ -168,7 +168,7 @@ static void ask_again(struct r2_conn *c)
     struct r2_msg_revoke m = {.conn = c->id};
 
     R2_FOR_EACH_PATH (path, c->peer) {
-        if (r2_path_takes_frames(path))
+        if (r2_path_is_up(path))
             r2_out_frame(path, R2_F_REVOKE, &m, sizeof(m), NULL, 0);
     }
 }

@@ -108,10 +108,9 @@ void r2_path_up(struct r2_path *path)
     path->shown.verdict[0] = '\0';
     p->reached[path->lnic] |= (uint16_t)(1u << path->rnic);
     path->intro = R2_INTRO_NONE;
-    r2_out_info(path);
+    r2_out_info(path);        /* before any other frame */
     if (!r2_path_is_up(path)) /* no memory for the frame */
         return;
-    path->state = r2_path_next(path->state, R2_PATH_EV_INTRODUCED);
     r2_grey_path_up(path); /* what was measured is forgotten too */
     r2_lanes_init(&path->lanes, r2_eng.ops->planned(path->ep));
     path->flow.busy_until = 0;
@@ -207,7 +206,7 @@ struct r2_path *r2_path_for_ctrl(struct r2_peer *p, int home, int remote_home)
     struct r2_path *best = NULL;
 
     R2_FOR_EACH_PATH (path, p) {
-        if (!r2_path_takes_frames(path))
+        if (!r2_path_is_up(path))
             continue;
         if (path->hb.unanswered == 0 && path->share.weight &&
             r2_path_may(path) >= R2_MAY_LAST_RESORT && !r2_path_high_rtt(path) &&

@@ -526,7 +526,7 @@ bool remote_up(const struct remote *r, int nic)
 {
     int state = remote_state(r, nic);
 
-    return state >= R2_PATH_STARTING && state <= R2_PATH_PROVEN;
+    return state >= R2_PATH_TESTING && state <= R2_PATH_PROVEN;
 }
 
 int remote_state(const struct remote *r, int nic)
