@@ -398,10 +398,10 @@ struct r2_cts_slot {
 };
 
 struct r2_stash {
-    bool valid, buffered; /* R2_EAGER_BUFFERED */
+    bool buffered; /* R2_EAGER_BUFFERED */
     uint64_t seq;
     uint32_t size;
-    uint8_t *data;
+    uint8_t *data; /* NULL: it is free */
 };
 
 /* Chunks of a connection over the newest generation of a one-sided path that carried any. */

@@ -91,14 +91,8 @@ struct r2_path_facts {
 
 static inline enum r2_path_may r2_path_may_carry(const struct r2_path_facts *f)
 {
-    switch (f->state) {
-    case R2_PATH_TESTING:
-        return R2_MAY_FRAMES;
-    case R2_PATH_PROVEN:
-        break;
-    default:
-        return R2_MAY_NOTHING;
-    }
+    if (f->state != R2_PATH_PROVEN)
+        return f->state == R2_PATH_TESTING ? R2_MAY_FRAMES : R2_MAY_NOTHING;
     return !r2_health_carries(f->health) ? R2_MAY_FRAMES
            : f->spare                    ? R2_MAY_LAST_RESORT
            : f->barred                   ? R2_MAY_STAND_BY

@@ -154,7 +154,7 @@ static void run(struct r2_task *t)
 
         r2_list_del(l);
         p->over = true;
-        r2_probe_put(p);
+        r2_locate_probe_released(p);
     }
     while ((l = r2_list_first(&notes))) {
         r2_list_del(l);

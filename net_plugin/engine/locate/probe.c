@@ -6,16 +6,13 @@
 
 #include "engine/locate/round.h"
 
-void r2_probe_put(struct r2_probe *probe)
+void r2_locate_probe_released(void *owner)
 {
+    struct r2_probe *probe = owner;
+
     /* acq_rel: what the other holder wrote happens before the memory goes. */
     if (atomic_fetch_sub_explicit(&probe->refs, 1, memory_order_acq_rel) == 1)
         free(probe);
-}
-
-void r2_locate_probe_released(void *owner)
-{
-    r2_probe_put(owner);
 }
 
 struct r2_target *r2_target_add(struct r2_round *r, int lnic, const struct r2_wire_addr *addr,
@@ -53,7 +50,7 @@ static void end_probe(struct r2_probe **slot)
         r2_eng.ops->put(probe->ep);
         probe->ep = NULL;
     }
-    r2_probe_put(probe);
+    r2_locate_probe_released(probe);
 }
 
 /* A NIC is known by its first address, and may have to be dialled by its second. */

@@ -93,7 +93,6 @@ void r2_targets_evidence(struct r2_round *r);
 /* "nic1@n2", cut to fit. */
 void r2_locate_label(char out[R2_WIRE_NAME], const char *nic, const char *host);
 int r2_own_index(struct r2_evidence *ev, int nic);
-void r2_probe_put(struct r2_probe *probe);
 
 /* ---- targets.c: whom to ask, from what all peers are known to have */
 /* From the round's NIC: third nodes, other NICs of the nodes in question; from other local NICs:

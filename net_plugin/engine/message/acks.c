@@ -129,7 +129,7 @@ void r2_recv_repeat(struct r2_conn *c, struct r2_path *path)
             r2_recv_queue_ack(c, NULL, r->seq, 0, r->led.recv.total);
     }
     for (int i = 0; i < R2_EAGER_AHEAD; i++) {
-        if (c->stash[i].valid && c->stash[i].seq >= c->cum)
+        if (c->stash[i].data && c->stash[i].seq >= c->cum)
             r2_recv_queue_ack(c, NULL, c->stash[i].seq, 0, c->stash[i].size);
     }
     r2_recv_queue_ack(c, path, 0, 0, 0);

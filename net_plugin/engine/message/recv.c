@@ -95,7 +95,7 @@ static struct r2_stash *stash_of(struct r2_conn *c, uint64_t seq)
 {
     struct r2_stash *s = &c->stash[seq % R2_EAGER_AHEAD];
 
-    return s->valid && s->seq == seq ? s : NULL;
+    return s->data && s->seq == seq ? s : NULL;
 }
 
 static void placed(struct r2_req *r)
@@ -146,7 +146,6 @@ void r2_recv_start(struct r2_req *r)
     if (!r->kept)
         post_cts(r, r2_acks_path(c)); /* for a stashed message it gives the credit back */
     if (s) {
-        s->valid = false;
         place_eager(r, s->data, s->size, s->buffered);
         r2_mem_less(s->size);
         free(s->data);
@@ -158,7 +157,7 @@ static int stash_eager(struct r2_conn *c, const struct r2_msg_eager *m, const ui
 {
     struct r2_stash *s = &c->stash[m->seq % R2_EAGER_AHEAD];
 
-    if (m->seq >= c->next_seq + R2_EAGER_AHEAD || s->valid)
+    if (m->seq >= c->next_seq + R2_EAGER_AHEAD || s->data)
         return -EPROTO;
     s->data = malloc(m->size ? m->size : 1);
     if (!s->data)
@@ -168,7 +167,6 @@ static int stash_eager(struct r2_conn *c, const struct r2_msg_eager *m, const ui
     s->seq = m->seq;
     s->size = m->size;
     s->buffered = m->flags & R2_EAGER_BUFFERED;
-    s->valid = true;
     mark_arrived(c, m->seq);
     return 0;
 }

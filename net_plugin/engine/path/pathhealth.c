@@ -149,8 +149,7 @@ bool r2_path_event(struct r2_path *path, enum r2_health_event event, const char 
     return true;
 }
 
-/* Both NICs are of this node: its kernel hands the bytes over, and no wire is asked. Loopback has
- * no wire anyway. */
+/* Loopback has no wire anyway. */
 bool r2_path_wireless(const struct r2_path *path)
 {
     const struct r2_rnic *r = &path->peer->rnics[path->rnic];
