@@ -376,7 +376,7 @@ struct r2_req {
     bool lines;      /* R: the buffer is read before the receive is done */
     bool arrived;    /* R: all bytes in place, the acknowledgement may not have left */
     bool kept;       /* R: its clear-to-send was not said: r2_recv_say_kept */
-    uint8_t *copy;   /* S: the engine's own, of a small message: engine/message/buffered.h */
+    uint8_t *copy;   /* S: the engine's own, of a small message: engine/message/buffered.c */
     bool done_early; /* S: the application was told that it is done, before it was acknowledged */
     uint64_t seq;
     uint8_t *data;
@@ -420,7 +420,7 @@ enum r2_conn_state {
 /* The peer has to learn the end, again after every loss, until it has acknowledged it. */
 enum r2_conn_word { R2_WORD_NONE, R2_WORD_OWED, R2_WORD_HEARD };
 
-/* S: closed by the application before its copies were acknowledged (buffered.h). */
+/* S: closed by the application before its copies were acknowledged (buffered.c). */
 enum r2_linger {
     R2_LINGER_NO,
     R2_LINGER_AWAITED, /* a process that exits waits for its end */
@@ -445,8 +445,7 @@ enum r2_revocation {
 #define R2_ANY_NIC 255 /* r2_conn.first: none comes first */
 
 struct r2_conn {
-    struct r2_peer *peer; /* holds a reference; its `out`: we send */
-    struct r2_ctx *ctx;
+    struct r2_peer *peer;    /* holds a reference; its `out`: we send */
     struct r2_list node;     /* peer->conn_list */
     struct r2_list ctx_node; /* r2_eng.lock: ctx->conns or ctx->half_made */
     struct r2_list queue;    /* listen->backlog, until accepted */
@@ -524,7 +523,6 @@ struct r2_ctx {
     struct r2_list conns;     /* the application's */
     struct r2_list half_made; /* S: r2_engine_connect has not returned them, nor looks at them */
     struct r2_list listens;
-    uint64_t comm_id;
 };
 
 struct r2_listen {

@@ -223,18 +223,18 @@ TEST(cookie_of_another)
     begin(1);
     memcpy(forged, r.handle, sizeof(forged));
     memcpy(forged + 48, &r.conn->id, 8); /* behind magic, four bytes, process, secret, listen */
-    CHECK_LT(r2_engine_connect(r.conn->ctx, 0, forged, &again), 0);
+    CHECK_LT(r2_engine_connect(remote_ctx(), 0, forged, &again), 0);
     CHECK(!again);
     memcpy(forged, r.handle, sizeof(forged));
     memset(forged + 48, 0, 8);
-    CHECK_EQ(r2_engine_connect(r.conn->ctx, 0, forged, &again), 0); /* a second one, under way */
+    CHECK_EQ(r2_engine_connect(remote_ctx(), 0, forged, &again), 0); /* a second one, under way */
     forged[8] ^= 1; /* its cookie, of another process */
-    CHECK_EQ(r2_engine_connect(r.conn->ctx, 0, forged, &again), -EINVAL);
+    CHECK_EQ(r2_engine_connect(remote_ctx(), 0, forged, &again), -EINVAL);
     forged[8] ^= 1;
     forged[40] ^= 1; /* of another listener */
-    CHECK_EQ(r2_engine_connect(r.conn->ctx, 0, forged, &again), -EINVAL);
+    CHECK_EQ(r2_engine_connect(remote_ctx(), 0, forged, &again), -EINVAL);
     forged[40] ^= 1;
-    CHECK_EQ(r2_engine_connect(r.conn->ctx, 0, forged, &again), 0);
+    CHECK_EQ(r2_engine_connect(remote_ctx(), 0, forged, &again), 0);
     CHECK(!again);
     remote_end(&r);
 }
@@ -250,7 +250,7 @@ TEST(handle_of_another_version)
     memset(forged + 48, 0, 8); /* the cookie: a fresh one */
     CHECK_EQ(forged[4], R2_WIRE_VERSION);
     forged[4]--;
-    CHECK_EQ(r2_engine_connect(r.conn->ctx, 0, forged, &again), -EINVAL);
+    CHECK_EQ(r2_engine_connect(remote_ctx(), 0, forged, &again), -EINVAL);
     CHECK(!again);
     remote_end(&r);
 }
@@ -307,7 +307,7 @@ TEST(given_up_is_forgotten)
 
     begin(1);
     failed = r.conn;
-    ctx = failed->ctx;
+    ctx = remote_ctx();
     memcpy(handle, r.handle, sizeof(handle));
     process_gone();
     CHECK_EQ(r2_engine_connect(ctx, 0, handle, &again), -ECONNRESET);

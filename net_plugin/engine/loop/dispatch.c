@@ -32,7 +32,6 @@ static int on_open(struct r2_path *path, const uint8_t *body)
             c->remote_home = m.home_nic;
             c->peer_eager = r2_eng.device_memory ? 0 : m.eager;
             c->home = (uint8_t)listen->dev;
-            c->ctx = listen->ctx;
             c->state = R2_CONN_OPEN;
             r2_list_add_tail(&listen->backlog, &c->queue);
         } else {

@@ -152,7 +152,6 @@ int r2_engine_init(struct r2_ctx **ctx, uint64_t comm_id, r2_log_fn log)
     pthread_mutex_lock(&r2_eng.lock);
     rc = init_once();
     if (rc == 0) {
-        c->comm_id = comm_id;
         if (!first_comm)
             first_comm = comm_id;
         r2_list_init(&c->conns);

@@ -245,7 +245,6 @@ static int begin(struct r2_ctx *ctx, int dev, struct handle *h)
     c->listen_id = h->listen;
     c->home = (uint8_t)(dev < 0 ? ~dev : dev);
     c->first = dev < 0 ? R2_ANY_NIC : c->home;
-    c->ctx = ctx;
     r2_peer_waits(p, r2_peer_now(p));
     p->opening++;
     r2_conn_out_open(c);

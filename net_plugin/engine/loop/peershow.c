@@ -62,7 +62,7 @@ void r2_peer_show(struct r2_peer *p, uint64_t now)
     p->shown.heard = heard;
 }
 
-/* Connections that the application has closed wait for themselves (buffered.h). */
+/* Connections that the application has closed wait for themselves (buffered.c). */
 static bool somebody_waits(const struct r2_peer *p)
 {
     if (p->opening)

@@ -73,7 +73,7 @@ void r2_conn_out_close(struct r2_conn *c);
  * forgotten as soon as it knows. */
 void r2_conn_end(struct r2_conn *c);
 void r2_conn_out_closed(struct r2_conn *c);
-/* Ends the lingering connections of a peer that wait for nothing more (buffered.h). Its task only:
+/* Ends the lingering connections of a peer that wait for nothing more (buffered.c). Its task only:
  * connections may be freed. */
 void r2_conns_leave(struct r2_peer *p);
 void r2_conn_out_open(struct r2_conn *c);

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/message/p2pchunk.h"
 #include "engine/nic/nics.h"
 #include "settings/values.h"
 #include "util/random.h"
