@@ -152,18 +152,9 @@ static bool all_in(const struct r2_conn *c)
     return c->revocation;
 }
 
+/* Over every path: one of them may be dead, which an idle peer's heartbeats find out late.
+ * Questions and answers may come twice. */
 static void ask(struct r2_conn *c)
-{
-    struct r2_msg_revoke m = {.conn = c->id};
-    struct r2_path *path = r2_path_for_ctrl(c->peer, -1, c->remote_home);
-
-    if (path)
-        r2_out_frame(path, R2_F_REVOKE, &m, sizeof(m), NULL, 0);
-}
-
-/* The path that took the question may be dead, which an idle peer's heartbeats find out late: over
- * every path. Questions and answers may come twice. */
-static void ask_again(struct r2_conn *c)
 {
     struct r2_msg_revoke m = {.conn = c->id};
 
@@ -188,25 +179,21 @@ static uint64_t patience(void)
 
 bool r2_revoke(struct r2_conn *c)
 {
-    uint64_t until = r2_now_ns() + patience(), again = r2_now_ns() + r2_eng.set->heartbeat_ns;
+    uint64_t now = r2_now_ns(), until = now + patience(), again = now;
     struct r2_peer *p = c->peer;
-    bool done, possible = true;
+    bool done, possible;
 
-    r2_peer_lock(p);
-    done = all_in(c);
-    if (!done && !c->revocation)
-        ask(c);
-    r2_peer_unlock(p);
-    while (!done && possible && r2_now_ns() < until) {
-        nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+    for (;; now = r2_now_ns()) {
         r2_peer_lock(p);
         done = all_in(c);
-        if (!done && !c->revocation && r2_now_ns() > again) {
-            ask_again(c);
-            again = r2_now_ns() + r2_eng.set->heartbeat_ns;
+        if (!done && !c->revocation && now >= again) {
+            ask(c);
+            again = now + r2_eng.set->heartbeat_ns;
         }
         possible = p->life == R2_PEER_ALIVE && p->n_up > 0;
         r2_peer_unlock(p);
+        if (done || !possible || now >= until)
+            return done;
+        nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
     }
-    return done;
 }
