@@ -172,8 +172,7 @@ struct r2_dying {
     struct r2_ep *ep;
     struct r2_path *path; /* NULL: a probe */
     uint32_t gen;         /* of the endpoint itself */
-    uint32_t upto; /* what its end confirms: attempts after it that never came are over too */
-    int err;
+    uint32_t upto;  /* what its end confirms: attempts after it that never came are over too */
     uint64_t since; /* the transport has not confirmed the end since then; 0: not asked yet */
 };
 

@@ -240,11 +240,11 @@ static uint64_t patience(const struct r2_question *q)
     return r2_eng.ops->reached(q->ep) ? PATIENCE_REACHED_NS : q->patience;
 }
 
-static void end_endpoint(struct r2_peer *p, struct r2_question *q, int err)
+static void end_endpoint(struct r2_peer *p, struct r2_question *q)
 {
     struct r2_dying *d = q->end_memory;
 
-    *d = (struct r2_dying){.ep = q->ep, .err = err};
+    *d = (struct r2_dying){.ep = q->ep};
     r2_list_add_tail(&p->dying, &d->node);
     q->ep = NULL;
     q->end_memory = NULL;
@@ -267,7 +267,7 @@ static void give_up(struct r2_peer *p, uint64_t now)
         struct r2_question *q = &p->liveness.by[i];
 
         if (q->ep && now - q->at >= patience(q))
-            end_endpoint(p, q, ETIMEDOUT);
+            end_endpoint(p, q);
     }
     for (int l = 0; l < r2_local.n; l++)
         step_aside(&p->liveness, l, now);
@@ -389,7 +389,7 @@ void r2_peer_asked(struct r2_peer *p, struct r2_ep *ep, int err, const struct r2
         q += R2_MAX_NICS;
     if (q->ep != ep)
         return;
-    end_endpoint(p, q, err);
+    end_endpoint(p, q);
     if (h->refused || h->other_process) {
         r2_peer_refused(p, params->local_nic, params->remote_nic, now);
         p->liveness.next_at = now + ASK_AGAIN_NS;

@@ -37,21 +37,15 @@ static void backoff(struct r2_path *path, uint64_t now, bool attempt)
     path->attempt.fails++;
 }
 
-static void end_endpoint(struct r2_path *path, int err)
+static void end_endpoint(struct r2_path *path)
 {
-    struct r2_peer *p = path->peer;
     struct r2_dying *d = path->attempt.end_memory;
 
-    path->attempt.end_memory = NULL;
-    d->ep = path->ep;
-    d->path = path;
-    d->gen = r2_eng.ops->params(path->ep)->gen;
-    d->upto = path->gen;
-    d->err = err;
-    d->since = 0;
-    r2_list_init(&d->node);
-    r2_list_add_tail(&p->dying, &d->node);
+    *d = (struct r2_dying){
+        .ep = path->ep, .path = path, .gen = r2_eng.ops->params(path->ep)->gen, .upto = path->gen};
+    r2_list_add_tail(&path->peer->dying, &d->node);
     path->ep = NULL;
+    path->attempt.end_memory = NULL;
 }
 
 /* The other process leaves, or the path is let go on purpose: nobody misses it. */
@@ -232,7 +226,7 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
         return;
     }
     if (path->ep)
-        end_endpoint(path, err);
+        end_endpoint(path);
     if (was_up || path->state == R2_PATH_CONNECTING)
         ended(path, clean, err, cause);
     reset_outbox(path);
