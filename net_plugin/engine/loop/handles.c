@@ -129,7 +129,7 @@ int r2_engine_accept(struct r2_listen *l, struct r2_conn **out)
 int r2_engine_close_listen(struct r2_listen *l)
 {
     R2_UNCANCELLED;
-    struct r2_conn *c;
+    struct r2_list *n;
     bool open;
 
     if (!l || atomic_load(&r2_eng.inert))
@@ -143,17 +143,8 @@ int r2_engine_close_listen(struct r2_listen *l)
     pthread_mutex_unlock(&r2_eng.lock);
     if (!open)
         return 0;
-    for (;;) { /* nobody else reaches the list any more */
-        struct r2_list *n;
-
-        pthread_mutex_lock(&r2_eng.lock);
-        n = r2_list_first(&l->backlog);
-        pthread_mutex_unlock(&r2_eng.lock);
-        if (!n)
-            break;
-        c = R2_CONTAINER_OF(n, struct r2_conn, queue);
-        r2_engine_close(c);
-    }
+    while ((n = r2_list_first(&l->backlog))) /* nobody else reaches the list any more */
+        r2_engine_close(R2_CONTAINER_OF(n, struct r2_conn, queue));
     free(l);
     return 0;
 }
