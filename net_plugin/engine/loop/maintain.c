@@ -494,10 +494,8 @@ static bool delivers(const struct r2_path *path, uint64_t now)
 
 static void end_doubt(struct r2_peer *p, uint64_t now)
 {
-    for (int i = 0; i < p->n_paths && p->doubt_since; i++) {
-        if (delivers(p->paths[i], now))
-            p->doubt_since = 0;
-    }
+    if (p->doubt_since && R2_ANY_PATH(path, p, delivers(path, now)))
+        p->doubt_since = 0;
 }
 
 static void peer_timer(struct r2_timer *t, uint64_t now)

@@ -161,18 +161,15 @@ static bool up_alone(void *owner, struct r2_ep *ep)
 {
     struct r2_path *path = owner;
     struct r2_peer *p;
-    bool alone = true;
+    bool alone;
 
     if (r2_eng.ops->params(ep)->probe || r2_eng.ops->params(ep)->locate)
         return true;
     p = path->peer;
     r2_peer_lock(p);
-    for (int i = 0; i < p->n_paths && alone; i++) {
-        const struct r2_path *other = p->paths[i];
-
-        alone =
-            other == path || r2_path_may(other) < R2_MAY_LAST_RESORT || !r2_path_suffices(other);
-    }
+    alone = !R2_ANY_PATH(other, p,
+                         other != path && r2_path_may(other) >= R2_MAY_LAST_RESORT &&
+                             r2_path_suffices(other));
     r2_peer_leave(p); /* as of up_ctrl: a question sends nothing */
     return alone;
 }

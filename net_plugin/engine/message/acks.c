@@ -13,14 +13,8 @@ struct r2_path *r2_acks_path(struct r2_conn *c)
     return r2_path_for_ctrl(c->peer, -1, c->remote_home);
 }
 
-/* No memory for one more range: what can be said is said, and all of it again soon. Until that has
- * worked no generation is called fenced, or the sender would send again what is in place. */
-static void range_dropped(struct r2_peer *p)
-{
-    p->resync = R2_RESYNC_ACKS;
-    r2_timer_sooner(&p->timer, r2_peer_now(p) + R2_TICK_NS);
-}
-
+/* Without memory for one more range what can be said is said, and all of it again soon. Until that
+ * has worked no generation is called fenced, or the sender would send again what is in place. */
 static void queue(struct r2_conn *c, struct r2_path *path, uint64_t seq, uint64_t off, uint64_t len)
 {
     if (len) {
@@ -34,10 +28,12 @@ static void queue(struct r2_conn *c, struct r2_path *path, uint64_t seq, uint64_
                 c->cap_ranges = cap;
             }
         }
-        if (c->n_ranges < c->cap_ranges)
+        if (c->n_ranges < c->cap_ranges) {
             c->ranges[c->n_ranges++] = (struct r2_ack_range){.seq = seq, .offset = off, .len = len};
-        else
-            range_dropped(c->peer);
+        } else {
+            c->peer->resync = R2_RESYNC_ACKS;
+            r2_timer_sooner(&c->peer->timer, r2_peer_now(c->peer) + R2_TICK_NS);
+        }
     }
     if (path)
         c->ack_path = path->index;

@@ -51,11 +51,8 @@ int r2_engine_reg(struct r2_conn *c, void *data, size_t size, int type, struct r
  */
 static bool written_yet(const struct r2_conn *c)
 {
-    bool one_sided = false;
-
-    for (int i = 0; i < c->peer->n_paths; i++)
-        one_sided |= c->peer->paths[i]->transport != R2_VIA_TCP;
-    return one_sided && !c->peer->out && c->cum < c->next_seq;
+    return !c->peer->out && c->cum < c->next_seq &&
+           R2_ANY_PATH(path, c->peer, r2_path_one_sided(path));
 }
 
 int r2_conn_detach(struct r2_conn *c, bool *revoke)

@@ -87,9 +87,9 @@ bool r2_conn_has_way(struct r2_conn *c, bool proven)
         waits = true;
         /* By any path: that there is none is the peer's time. */
         way |= proven && !r2_send_device(r) && !r2_peer_served(p);
-        for (int i = 0; i < p->n_paths && !way; i++)
-            way = (proven ? p->paths[i]->state == R2_PATH_PROVEN : r2_path_is_up(p->paths[i])) &&
-                  r2_send_carries(p->paths[i], r);
+        way = way || R2_ANY_PATH(path, p,
+                                 (proven ? path->state == R2_PATH_PROVEN : r2_path_is_up(path)) &&
+                                     r2_send_carries(path, r));
     }
     return way || !waits;
 }

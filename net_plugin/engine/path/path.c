@@ -157,7 +157,7 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
                                   .extra = r2_path_has_others(path),
                                   .owner = path};
     struct r2_ep *ep = NULL;
-    int rc;
+    int rc = -ENOMEM;
 
     path->gen++;
     for (unsigned top = atomic_load(&r2_eng.top_gen);
@@ -170,13 +170,11 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
     memcpy(params.secret, p->secret, 16);
     path->state = r2_path_next(path->state, R2_PATH_EV_ATTEMPT);
     path->attempt.at = now;
-    r2_peer_get(p); /* the endpoint's, until `released` */
     r2_path_event(path, R2_HEALTH_EV_PROBE, "tried with fresh resources");
-    rc = -ENOMEM;
-    if (r2_path_end_memory(path))
+    if (r2_path_end_memory(path)) {
+        r2_peer_get(p); /* the endpoint's, until `released` */
         rc = r2_eng.ops->connect(&params, &ep);
-    else
-        r2_peer_put(p);
+    }
     if (rc == 0) {
         path->ep = ep;
         return 0;
