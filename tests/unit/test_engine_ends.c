@@ -403,6 +403,30 @@ TEST(receiver_closes_late)
     }
 }
 
+/* Whoever listens no more closes what nobody has accepted: the senders learn it. */
+TEST(nobody_accepts)
+{
+    uint64_t before = open_now();
+    struct r2_msg_open open = {0};
+    struct r2_msg_close m;
+
+    begin_receiver();
+    open.listen = r.listen_id;
+    for (int i = 0; i < 2; i++) {
+        open.conn = 700 + (uint64_t)i;
+        CHECK_EQ(fake_ctrl(a, R2_F_OPEN, &open, sizeof(open)), 0);
+    }
+    CHECK_EQ(open_now(), before + 3);
+    r2_engine_close_listen(r.listen);
+    r.listen = NULL;
+    for (int i = 0; i < 2; i++) {
+        CHECK_GE(remote_hear(a, R2_F_CLOSE, &m, sizeof(m)), 0);
+        CHECK_EQ(m.conn, 700 + (uint64_t)i);
+        CHECK_EQ(m.from_sender, 0);
+    }
+    remote_end(&r);
+}
+
 /* Each path counts its generations by itself: one that comes and goes uses up nobody else's. */
 TEST(generations_do_not_run_out)
 {
