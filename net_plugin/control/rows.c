@@ -172,6 +172,8 @@ void r2_control_nic_fault(struct r2_control *ctl, int nic, const char *text)
 static void set_damping(uint32_t *seq, uint32_t *to, uint64_t *reuse_to, uint32_t penalty,
                         uint64_t reuse_mono_ns)
 {
+    if (*to == penalty && !*reuse_to == !reuse_mono_ns)
+        return; /* it fades by itself: most looks find nothing new */
     r2_row_begin(seq);
     r2_row_u32(to, penalty);
     r2_row_u64(reuse_to, reuse_mono_ns);

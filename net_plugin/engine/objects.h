@@ -44,9 +44,6 @@ _Static_assert(R2_PATHS_VIA <= R2_WIRE_MAX_LANES, "CLOSE names each one-sided pa
 #define R2_TICK_NS (25 * R2_NS_PER_MS)
 
 struct r2_peer;
-#include "engine/loop/liveness.h"
-#include "engine/message/acks.h"
-#include "engine/path/nicnews.h"
 
 /* What paths tell about the NICs that they use. */
 enum r2_census { R2_CENSUS_NONE, R2_CENSUS_OK, R2_CENSUS_LOST, R2_CENSUSES };
@@ -150,22 +147,22 @@ struct r2_path {
     } sum;
 
     struct { /* what operators were last shown */
-        uint32_t weight, penalty;
-        uint64_t reuse_at;
+        uint32_t weight;
         bool weighed;     /* an event about its weight is in the journal */
         char verdict[80]; /* why it is down, once that is known (engine/locate) */
         int row;
     } shown;
 };
 
-static inline bool r2_path_takes_frames(const struct r2_path *path)
+static inline bool r2_path_is_up(const struct r2_path *path)
 {
     return path->state == R2_PATH_TESTING || path->state == R2_PATH_PROVEN;
 }
 
-static inline bool r2_path_is_up(const struct r2_path *path)
+/* It writes into the peer's memory by itself. */
+static inline bool r2_path_one_sided(const struct r2_path *path)
 {
-    return path->state == R2_PATH_STARTING || r2_path_takes_frames(path);
+    return path->transport != R2_VIA_TCP;
 }
 
 /* An endpoint that is to be shut by the peer's task. It stays in the list, and reachable for
@@ -175,8 +172,7 @@ struct r2_dying {
     struct r2_ep *ep;
     struct r2_path *path; /* NULL: a probe */
     uint32_t gen;         /* of the endpoint itself */
-    uint32_t upto; /* what its end confirms: attempts after it that never came are over too */
-    int err;
+    uint32_t upto;  /* what its end confirms: attempts after it that never came are over too */
     uint64_t since; /* the transport has not confirmed the end since then; 0: not asked yet */
 };
 
@@ -224,6 +220,52 @@ struct r2_upper {
     void (*ended)(struct r2_peer *p);     /* the last reference is gone */
     void (*carry_out)(struct r2_peer *p); /* what is noted in `todo`; under the lock */
     void (*nic_changed)(int nic);         /* peers are told another word about this node's NIC */
+};
+
+/* R, part of a peer: what is queued are acknowledgements of messages that their sender has done
+ * with (R2_EAGER_BUFFERED), and only those. Each would cost a call to send in which the next
+ * message waits. */
+struct r2_ack_delay {
+    struct r2_timer timer;
+    bool armed; /* ... and nobody stops it: it holds a reference to the peer until it has fired */
+    bool hurry; /* there are others: they wait for nothing */
+    unsigned late; /* messages since the last one was said */
+};
+
+/* Part of a peer: what it has heard about our NICs (path/nicnews.c). Times in ns. */
+struct r2_nicnews {
+    uint32_t heard;     /* the newest number that the peer has heard */
+    uint64_t due, wait; /* when what is open is said again; how long it waited for that */
+    unsigned turn;      /* of the path that the next repetition takes */
+};
+
+/* One for each local NIC, then R2_MAX_NICS more, by local NIC, that get more time. */
+#define R2_QUESTIONS (2 * R2_MAX_NICS)
+/* Between two refusals: the former is forgotten. */
+#define R2_REFUSAL_STALE_NS (5 * R2_NS_PER_S)
+
+/* R */
+struct r2_question {
+    struct r2_ep *ep;            /* the one that is out; NULL: none */
+    struct r2_dying *end_memory; /* as r2_path.end_memory */
+    uint64_t at;                 /* when it was asked */
+    uint64_t patience;           /* for the peer's kernel */
+    unsigned asked;              /* ever */
+};
+
+/* Part of a peer: whether its process still exists, when no path leads to it any more
+ * (loop/liveness.c). Times in ns. */
+struct r2_liveness {
+    struct r2_question by[R2_QUESTIONS]; /* R */
+    uint64_t next_at;                    /* R: no question before */
+    unsigned turn;                       /* R: local NIC of the next one */
+    unsigned nic_asked[R2_MAX_NICS];     /* R: by the peer's NIC: how often since one was patient */
+    uint64_t refused_from, refused_at;   /* the first and the latest refusal that count; 0: none */
+    /* By the peer's NIC: its first and its latest one among them; 0: none. */
+    uint64_t nic_refused_from[R2_MAX_NICS], nic_refused_at[R2_MAX_NICS];
+    uint64_t taken_at[R2_MAX_NICS]; /* by the peer's NIC: when its kernel was last seen to have
+                                       taken a connection that nobody had answered; 0: not */
+    uint64_t lost_at;               /* when the last path to it was lost; 0: none was up */
 };
 
 struct r2_peer {
@@ -281,8 +323,7 @@ struct r2_peer {
     uint64_t hb_interval, hb_calm_interval, hb_doubt_until;
     uint64_t suspect_since, refresh_at; /* since when every path is silent; 0: some answers */
     struct {                            /* what operators were last shown */
-        uint64_t connections, heard, waits, gives_up, noway;
-        enum r2_seg_waits_for waits_for;
+        uint64_t connections, heard, noway;
     } shown;
 
     struct r2_io *io;
@@ -334,7 +375,7 @@ struct r2_req {
     bool lines;      /* R: the buffer is read before the receive is done */
     bool arrived;    /* R: all bytes in place, the acknowledgement may not have left */
     bool kept;       /* R: its clear-to-send was not said: r2_recv_say_kept */
-    uint8_t *copy;   /* S: the engine's own, of a small message: engine/message/buffered.h */
+    uint8_t *copy;   /* S: the engine's own, of a small message: engine/message/buffered.c */
     bool done_early; /* S: the application was told that it is done, before it was acknowledged */
     uint64_t seq;
     uint8_t *data;
@@ -356,10 +397,10 @@ struct r2_cts_slot {
 };
 
 struct r2_stash {
-    bool valid, buffered; /* R2_EAGER_BUFFERED */
+    bool buffered; /* R2_EAGER_BUFFERED */
     uint64_t seq;
     uint32_t size;
-    uint8_t *data;
+    uint8_t *data; /* NULL: it is free */
 };
 
 /* Chunks of a connection over the newest generation of a one-sided path that carried any. */
@@ -378,7 +419,7 @@ enum r2_conn_state {
 /* The peer has to learn the end, again after every loss, until it has acknowledged it. */
 enum r2_conn_word { R2_WORD_NONE, R2_WORD_OWED, R2_WORD_HEARD };
 
-/* S: closed by the application before its copies were acknowledged (buffered.h). */
+/* S: closed by the application before its copies were acknowledged (buffered.c). */
 enum r2_linger {
     R2_LINGER_NO,
     R2_LINGER_AWAITED, /* a process that exits waits for its end */
@@ -403,8 +444,7 @@ enum r2_revocation {
 #define R2_ANY_NIC 255 /* r2_conn.first: none comes first */
 
 struct r2_conn {
-    struct r2_peer *peer; /* holds a reference; its `out`: we send */
-    struct r2_ctx *ctx;
+    struct r2_peer *peer;    /* holds a reference; its `out`: we send */
     struct r2_list node;     /* peer->conn_list */
     struct r2_list ctx_node; /* r2_eng.lock: ctx->conns or ctx->half_made */
     struct r2_list queue;    /* listen->backlog, until accepted */
@@ -465,27 +505,9 @@ static inline bool r2_conn_is_left(const struct r2_conn *c)
 
 /* The peer's connections; those with bytes to send. The body ends none of them, but for _SAFE:
  * there it may end the one at hand. */
-#define R2_FOR_EACH_CONN(c, p)                                                                     \
-    for (struct r2_conn *c = r2_conn_after(p, NULL); c; c = r2_conn_after(p, c))
-#define R2_FOR_EACH_CONN_SAFE(c, p)                                                                \
-    for (struct r2_conn *c = r2_conn_after(p, NULL), *c##_next;                                    \
-         c && (c##_next = r2_conn_after(p, c), true); c = c##_next)
-#define R2_FOR_EACH_READY(c, p)                                                                    \
-    for (struct r2_conn *c = r2_ready_after(p, NULL); c; c = r2_ready_after(p, c))
-
-static inline struct r2_conn *r2_conn_after(const struct r2_peer *p, const struct r2_conn *c)
-{
-    const struct r2_list *n = c ? c->node.next : p->conn_list.next;
-
-    return n == &p->conn_list ? NULL : R2_CONTAINER_OF(n, struct r2_conn, node);
-}
-
-static inline struct r2_conn *r2_ready_after(const struct r2_peer *p, const struct r2_conn *c)
-{
-    const struct r2_list *n = c ? c->ready.next : p->ready.next;
-
-    return n == &p->ready ? NULL : R2_CONTAINER_OF(n, struct r2_conn, ready);
-}
+#define R2_FOR_EACH_CONN(c, p) R2_LIST_EACH (c, struct r2_conn, node, &(p)->conn_list)
+#define R2_FOR_EACH_CONN_SAFE(c, p) R2_LIST_EACH_SAFE (c, struct r2_conn, node, &(p)->conn_list)
+#define R2_FOR_EACH_READY(c, p) R2_LIST_EACH (c, struct r2_conn, ready, &(p)->ready)
 
 struct r2_mr {
     struct r2_list node; /* conn->mrs */
@@ -500,7 +522,6 @@ struct r2_ctx {
     struct r2_list conns;     /* the application's */
     struct r2_list half_made; /* S: r2_engine_connect has not returned them, nor looks at them */
     struct r2_list listens;
-    uint64_t comm_id;
 };
 
 struct r2_listen {

@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 /* By a thread that polls, without locks. True: it stood in for the only I/O thread, or slow NICs
- * are what is waited for, and sockets (of peers that are: slownics.h) need no other help; false:
+ * are what is waited for, and sockets (of peers that are: slownics.c) need no other help; false:
  * they do. */
 bool r2_standin_look(void);
 /* r2_pause_limit; when it says that the NICs carry too much for one thread, those that sleep

@@ -22,7 +22,7 @@
 /* Of all that two plugins say to each other, hellos and handles included: another one is refused
  * (r2_engine_connect). 2: an accepting process may call who connects to it. 3: test chunks are
  * written by queue pairs as well (transport/verbs/card.h). 4: words about NICs are acknowledged
- * (HEARD). 5: R2CCL asks NCCL for larger pieces of sends and receives (engine/message/p2pchunk.h),
+ * (HEARD). 5: R2CCL asks NCCL for larger pieces of sends and receives (engine/message/p2pchunk.c),
  * which must be of one size everywhere. 6: a NIC may have a second address (r2_info_nic). 7: INFO
  * says the rank. 8: nobody tells others a verdict about a NIC. 9: the ends of failed paths tell
  * each other what they have seen without a question (SEEN); news about NICs are INFO. */

@@ -80,6 +80,17 @@ static inline void r2_list_splice_tail(struct r2_list *to, struct r2_list *from)
     r2_list_init(from);
 }
 
+/* Every object of `type` whose `member` is in the list. The plain form forbids deleting `it` inside
+ * the loop; in the other it (and only it) may be deleted. */
+#define R2_LIST_EACH(it, type, member, list)                                                       \
+    for (type *it = R2_CONTAINER_OF((list)->next, type, member); &it->member != (list);            \
+         it = R2_CONTAINER_OF(it->member.next, type, member))
+#define R2_LIST_EACH_SAFE(it, type, member, list)                                                  \
+    for (type *it = R2_CONTAINER_OF((list)->next, type, member),                                   \
+              *it##_next = R2_CONTAINER_OF(it->member.next, type, member);                         \
+         &it->member != (list);                                                                    \
+         it = it##_next, it##_next = R2_CONTAINER_OF(it->member.next, type, member))
+
 /* `it` is a struct r2_list *. The plain form forbids deleting `it` inside the loop. */
 #define R2_LIST_FOR_EACH(it, list) for ((it) = (list)->next; (it) != (list); (it) = (it)->next)
 

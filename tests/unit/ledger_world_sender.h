@@ -273,7 +273,7 @@ static void sender_ack(uint64_t off, uint64_t len, bool all)
         fresh += !w.acked[b];
         flying += !w.acked[b] && w.out[b] == FLYING;
     }
-    CHECK_EQ(all ? r2_send_ack_all(&w.send, on_report, &a)
+    CHECK_EQ(all ? r2_send_ack(&w.send, 0, w.send.total, on_report, &a)
                  : r2_send_ack(&w.send, off, len, on_report, &a),
              fresh);
     CHECK_EQ(a.sum, flying);

@@ -16,7 +16,7 @@
 
 #include "await.h"
 #include "check.h"
-#include "engine/nic/nicask.h"
+#include "engine/nic/nics.h"
 #include "enginelib/remote.h"
 #include "topology/nettables.h"
 #include "topology/nics.h"

@@ -3,7 +3,6 @@
 #include "check.h"
 #include "control/control.h"
 #include "engine/base/base.h"
-#include "engine/base/colls.h"
 #include "nccl_abi/nccl_profiler_abi.h"
 
 enum { COMM = 0xc0, RANKS = 4, RANK = 2 };

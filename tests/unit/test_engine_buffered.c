@@ -1,4 +1,4 @@
-/* Small messages that are done when they are sent (engine/message/buffered.h), over a scripted
+/* Small messages that are done when they are sent (engine/message/buffered.c), over a scripted
  * transport (rung 2): the engine as their sender. What sockets and processes do is
  * test_buffered.py's. */
 #include <stdatomic.h>

@@ -223,18 +223,18 @@ TEST(cookie_of_another)
     begin(1);
     memcpy(forged, r.handle, sizeof(forged));
     memcpy(forged + 48, &r.conn->id, 8); /* behind magic, four bytes, process, secret, listen */
-    CHECK_LT(r2_engine_connect(r.conn->ctx, 0, forged, &again), 0);
+    CHECK_LT(r2_engine_connect(remote_ctx(), 0, forged, &again), 0);
     CHECK(!again);
     memcpy(forged, r.handle, sizeof(forged));
     memset(forged + 48, 0, 8);
-    CHECK_EQ(r2_engine_connect(r.conn->ctx, 0, forged, &again), 0); /* a second one, under way */
+    CHECK_EQ(r2_engine_connect(remote_ctx(), 0, forged, &again), 0); /* a second one, under way */
     forged[8] ^= 1; /* its cookie, of another process */
-    CHECK_EQ(r2_engine_connect(r.conn->ctx, 0, forged, &again), -EINVAL);
+    CHECK_EQ(r2_engine_connect(remote_ctx(), 0, forged, &again), -EINVAL);
     forged[8] ^= 1;
     forged[40] ^= 1; /* of another listener */
-    CHECK_EQ(r2_engine_connect(r.conn->ctx, 0, forged, &again), -EINVAL);
+    CHECK_EQ(r2_engine_connect(remote_ctx(), 0, forged, &again), -EINVAL);
     forged[40] ^= 1;
-    CHECK_EQ(r2_engine_connect(r.conn->ctx, 0, forged, &again), 0);
+    CHECK_EQ(r2_engine_connect(remote_ctx(), 0, forged, &again), 0);
     CHECK(!again);
     remote_end(&r);
 }
@@ -250,7 +250,7 @@ TEST(handle_of_another_version)
     memset(forged + 48, 0, 8); /* the cookie: a fresh one */
     CHECK_EQ(forged[4], R2_WIRE_VERSION);
     forged[4]--;
-    CHECK_EQ(r2_engine_connect(r.conn->ctx, 0, forged, &again), -EINVAL);
+    CHECK_EQ(r2_engine_connect(remote_ctx(), 0, forged, &again), -EINVAL);
     CHECK(!again);
     remote_end(&r);
 }
@@ -307,7 +307,7 @@ TEST(given_up_is_forgotten)
 
     begin(1);
     failed = r.conn;
-    ctx = failed->ctx;
+    ctx = remote_ctx();
     memcpy(handle, r.handle, sizeof(handle));
     process_gone();
     CHECK_EQ(r2_engine_connect(ctx, 0, handle, &again), -ECONNRESET);
@@ -401,6 +401,30 @@ TEST(receiver_closes_late)
         CHECK_EQ(fake_count(r.id), asked);
         fake_forget(r.id);
     }
+}
+
+/* Whoever listens no more closes what nobody has accepted: the senders learn it. */
+TEST(nobody_accepts)
+{
+    uint64_t before = open_now();
+    struct r2_msg_open open = {0};
+    struct r2_msg_close m;
+
+    begin_receiver();
+    open.listen = r.listen_id;
+    for (int i = 0; i < 2; i++) {
+        open.conn = 700 + (uint64_t)i;
+        CHECK_EQ(fake_ctrl(a, R2_F_OPEN, &open, sizeof(open)), 0);
+    }
+    CHECK_EQ(open_now(), before + 3);
+    r2_engine_close_listen(r.listen);
+    r.listen = NULL;
+    for (int i = 0; i < 2; i++) {
+        CHECK_GE(remote_hear(a, R2_F_CLOSE, &m, sizeof(m)), 0);
+        CHECK_EQ(m.conn, 700 + (uint64_t)i);
+        CHECK_EQ(m.from_sender, 0);
+    }
+    remote_end(&r);
 }
 
 /* Each path counts its generations by itself: one that comes and goes uses up nobody else's. */

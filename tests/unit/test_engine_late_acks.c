@@ -1,4 +1,4 @@
-/* Acknowledgements of small messages whose sender has done with them (engine/message/acks.h), over
+/* Acknowledgements of small messages whose sender has done with them (engine/message/acks.c), over
  * a scripted transport (rung 2): the engine as their receiver, with two I/O threads. */
 #include "recv_bed.h"
 

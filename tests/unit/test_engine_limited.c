@@ -4,8 +4,8 @@
 #include <sys/wait.h>
 
 #include "check.h"
-#include "engine/path/limited.h"
-#include "engine/sched/slownics.h"
+#include "engine/path/path.h"
+#include "engine/sched/sched.h"
 #include "enginelib/remote.h"
 #include "io/pause.h"
 

@@ -36,7 +36,7 @@ TEST(up_without_memory)
     atomic_store(&no_memory, true);
     CHECK(fake_up(ep));
     r2_peer_lock(path->peer);
-    ready = r2_path_takes_frames(path);
+    ready = r2_path_is_up(path);
     state = (int)path->state;
     r2_peer_unlock(path->peer);
     atomic_store(&no_memory, false);

@@ -345,7 +345,7 @@ static uint32_t penalty_after(int err)
     path = a->params.owner;
     fake_fail(a, err, false);
     r2_peer_lock(path->peer);
-    r2_damp_rules_get(&rules);
+    rules = r2_damp_rules();
     penalty = r2_damp_penalty(&path->damp, &rules, r2_now_ns());
     r2_peer_unlock(path->peer);
     remote_end(&r);

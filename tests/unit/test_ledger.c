@@ -32,7 +32,7 @@ TEST(send_bad_acks)
 
     r2_send_init(&l, 1000);
     CHECK_EQ(r2_send_ack(&l, 0, 128, NULL, NULL), -EPROTO); /* never handed out */
-    CHECK_EQ(r2_send_ack_all(&l, NULL, NULL), -EPROTO);
+    CHECK_EQ(r2_send_ack(&l, 0, l.total, NULL, NULL), -EPROTO);
     next(&l, 512, 0, 1);
     CHECK_EQ(r2_send_ack(&l, 0, 640, NULL, NULL), -EPROTO);
     CHECK_EQ(r2_send_ack(&l, 1, 127, NULL, NULL), -EPROTO);
@@ -75,15 +75,15 @@ TEST(recv_bad_claims)
 
     r2_recv_init(&l, 1000);
     CHECK_EQ(r2_recv_set_total(&l, 1000), 0);
-    CHECK_EQ(r2_recv_claim(&l, 1, 127, 0, 1, 0), -EPROTO);
-    CHECK_EQ(r2_recv_claim(&l, 0, 127, 0, 1, 0), -EPROTO);
-    CHECK_EQ(r2_recv_claim(&l, 0, 0, 0, 1, 0), -EPROTO);
-    CHECK_EQ(r2_recv_claim(&l, 896, 128, 0, 1, 0), -EPROTO);
-    CHECK_EQ(r2_recv_claim(&l, 1024, 128, 0, 1, 0), -EPROTO);
-    CHECK_EQ(r2_recv_claim(&l, UINT64_MAX - 127, 128, 0, 1, 0), -EPROTO);
-    CHECK_EQ(r2_recv_claim(&l, 128, UINT32_MAX, 0, 1, 0), -EPROTO);
+    CHECK_EQ(r2_recv_claim(&l, 1, 127, 0, 1, 0, false), -EPROTO);
+    CHECK_EQ(r2_recv_claim(&l, 0, 127, 0, 1, 0, false), -EPROTO);
+    CHECK_EQ(r2_recv_claim(&l, 0, 0, 0, 1, 0, false), -EPROTO);
+    CHECK_EQ(r2_recv_claim(&l, 896, 128, 0, 1, 0, false), -EPROTO);
+    CHECK_EQ(r2_recv_claim(&l, 1024, 128, 0, 1, 0, false), -EPROTO);
+    CHECK_EQ(r2_recv_claim(&l, UINT64_MAX - 127, 128, 0, 1, 0, false), -EPROTO);
+    CHECK_EQ(r2_recv_claim(&l, 128, UINT32_MAX, 0, 1, 0, false), -EPROTO);
     CHECK(!r2_recv_writing(&l));
-    CHECK_EQ(r2_recv_claim(&l, 896, 104, 0, 1, 0), 0);
+    CHECK_EQ(r2_recv_claim(&l, 896, 104, 0, 1, 0, false), 0);
     r2_recv_free(&l);
 }
 
@@ -110,7 +110,7 @@ TEST(recv_walks)
     r2_recv_init(&l, 8192);
     CHECK_EQ(r2_recv_set_total(&l, 4000), 0);
     for (unsigned i = 0; i < 3; i++) {
-        CHECK_EQ(r2_recv_claim(&l, 512 + 1024 * i, 256, (uint16_t)(i % 2), 5 + i, 0), 0);
+        CHECK_EQ(r2_recv_claim(&l, 512 + 1024 * i, 256, (uint16_t)(i % 2), 5 + i, 0, false), 0);
     }
     for (unsigned i = 0; i < 3; i++) {
         CHECK_EQ(r2_recv_done(&l, 512 + 1024 * i, 256, (uint16_t)(i % 2), 5 + i), 0);

@@ -64,8 +64,8 @@ static void step_header(struct path *p, uint16_t lane_index, struct lane *lane)
     if (lane->rx.copy) {
         return; /* beside its place, until it is whole */
     }
-    got =
-        r2_recv_claim(&w.recv, lane->rx.off, lane->rx.len, lane->rx.path, lane->rx.gen, lane_index);
+    got = r2_recv_claim(&w.recv, lane->rx.off, lane->rx.len, lane->rx.path, lane->rx.gen,
+                        lane_index, false);
     CHECK_EQ(got, ref_claim(&lane->rx));
     if (got == 0) {
         ref_set(&lane->rx, OPEN, CLAIMED);
@@ -110,11 +110,11 @@ static void end_of_copy(struct lane *lane, uint16_t lane_index)
 {
     const struct chunk_msg *c = &lane->rx;
     uint32_t progress = 0;
-    int got = r2_recv_claim(&w.recv, c->off, c->len, c->path, c->gen, lane_index);
+    int got = r2_recv_claim(&w.recv, c->off, c->len, c->path, c->gen, lane_index, false);
 
     CHECK_EQ(got, ref_claim(c));
     if (got == -EBUSY && take_back(c)) {
-        got = r2_recv_claim(&w.recv, c->off, c->len, c->path, c->gen, lane_index);
+        got = r2_recv_claim(&w.recv, c->off, c->len, c->path, c->gen, lane_index, false);
         CHECK_EQ(got, 0);
         w.rescues++;
     }
@@ -313,7 +313,7 @@ static void step_nonsense(void)
     CHECK_EQ(r2_recv_release(&w.recv, off, len, 99, 1), -ENOENT);
     if (!inside) {
         CHECK_EQ(r2_send_ack(&w.send, off, len, NULL, NULL), -EPROTO);
-        CHECK_EQ(r2_recv_claim(&w.recv, off, len, 99, 1, 0), -EPROTO);
+        CHECK_EQ(r2_recv_claim(&w.recv, off, len, 99, 1, 0, false), -EPROTO);
     }
     if (w.total_seen) {
         CHECK_EQ(r2_recv_set_total(&w.recv, w.total + 1 + check_below(1000)), -EPROTO);

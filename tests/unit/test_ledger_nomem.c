@@ -125,7 +125,7 @@ static void receiver_step(struct r2_recv_ledger *l)
     uint64_t done = l->done.bytes;
 
     if (check_below(2) || l->count == 0) {
-        if (r2_recv_claim(l, off, 128, 0, 1, 0) != 0) {
+        if (r2_recv_claim(l, off, 128, 0, 1, 0, false) != 0) {
             CHECK_EQ(l->count, count);
             CHECK_EQ(l->done.bytes, done);
         } else {

@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 
 #include "check.h"
-#include "engine/message/p2pchunk.h"
+#include "engine/message/message.h"
 #include "enginelib/remote.h"
 
 #define NAME "NCCL_P2P_NET_CHUNKSIZE"

@@ -3,7 +3,9 @@
 #include "engine/core/verdict.h"
 
 struct r2_engine r2_eng = {.lock = PTHREAD_MUTEX_INITIALIZER,
-                           .nic_lock = PTHREAD_MUTEX_INITIALIZER};
+                           .nic_lock = PTHREAD_MUTEX_INITIALIZER,
+                           .peers = R2_LIST_INIT(r2_eng.peers),
+                           .listens = R2_LIST_INIT(r2_eng.listens)};
 
 int r2_nic_own(const struct r2_wire_addr *addr)
 {

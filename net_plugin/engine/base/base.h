@@ -36,4 +36,10 @@ static inline const char *r2_nic_name(int nic)
     return nic >= 0 && nic < r2_local.n ? r2_local.nics[nic].name : "?";
 }
 
+/* ---- colls.c: times of collectives: on and off, and out into the control segment */
+/* The operator's word. 0, or -EOPNOTSUPP where NCCL has not taken the plugin's profiler. */
+int r2_colls_record(bool on, char *result, size_t size);
+/* I/O thread 0: what has ended goes into the segment. */
+void r2_colls_tick(uint64_t now);
+
 #endif

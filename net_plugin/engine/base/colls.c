@@ -1,17 +1,17 @@
-#include "engine/base/colls.h"
-
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 
 #include "engine/base/base.h"
 
+#define MASKS 4 /* NCCLs of a process that are recorded */
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* a leaf */
 static int bits;
 static struct {
     int *word;      /* of one of the process's NCCLs */
     unsigned comms; /* its communicators: while there is one it is loaded */
-} masks[R2_COLLS_MASKS];
+} masks[MASKS];
 static unsigned left; /* slots in use; I/O thread 0 */
 
 static bool is_on(void)
@@ -33,7 +33,7 @@ static int place_of(const int *word)
 {
     int found = -1;
 
-    for (int i = 0; i < R2_COLLS_MASKS; i++) {
+    for (int i = 0; i < MASKS; i++) {
         if (masks[i].comms && masks[i].word == word)
             return i;
         if (!masks[i].comms && found < 0)
@@ -42,10 +42,12 @@ static int place_of(const int *word)
     return found;
 }
 
-bool r2_colls_begin(int *mask, int its_bits)
+bool r2_engine_coll_comm_begins(int *mask, int its_bits)
 {
     int at;
 
+    if (atomic_load(&r2_eng.inert)) /* the lock may be that of a thread which is not here */
+        return false;
     pthread_mutex_lock(&lock);
     at = place_of(mask);
     if (at >= 0) {
@@ -58,10 +60,12 @@ bool r2_colls_begin(int *mask, int its_bits)
     return at >= 0;
 }
 
-void r2_colls_end(const int *mask)
+void r2_engine_coll_comm_ends(const int *mask)
 {
     int at;
 
+    if (atomic_load(&r2_eng.inert))
+        return;
     pthread_mutex_lock(&lock);
     at = place_of(mask);
     if (at >= 0 && masks[at].comms)
@@ -74,7 +78,7 @@ static bool set_masks(bool on)
 {
     bool any = false;
 
-    for (int i = 0; i < R2_COLLS_MASKS; i++) {
+    for (int i = 0; i < MASKS; i++) {
         if (!masks[i].comms)
             continue;
         set_mask(masks[i].word, on);
@@ -110,7 +114,7 @@ static enum r2_seg_recording state(void)
     bool any = false;
 
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < R2_COLLS_MASKS; i++)
+    for (int i = 0; i < MASKS; i++)
         any |= masks[i].comms > 0;
     pthread_mutex_unlock(&lock);
     return !any ? R2_SEG_RECORDING_CANNOT : is_on() ? R2_SEG_RECORDING_ON : R2_SEG_RECORDING_OFF;

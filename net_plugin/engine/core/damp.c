@@ -9,7 +9,8 @@ static double halvings(uint64_t ns, const struct r2_damp_rules *rules)
 
 static double penalty_at(const struct r2_damp *d, const struct r2_damp_rules *rules, uint64_t now)
 {
-    return now > d->at_ns ? d->penalty * exp2(-halvings(now - d->at_ns, rules)) : d->penalty;
+    return now > d->at_ns && d->penalty > 0 ? d->penalty * exp2(-halvings(now - d->at_ns, rules))
+                                            : d->penalty;
 }
 
 /* What fades to the reuse threshold in the longest time allowed; where that time is short, what

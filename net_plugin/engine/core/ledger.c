@@ -274,6 +274,25 @@ int r2_send_released(struct r2_send_ledger *l, uint64_t off, uint32_t len, uint1
     return -ENOENT;
 }
 
+static void send_tell(const struct r2_send_rec *rec, uint64_t bytes, bool complete,
+                      r2_send_report_fn report, void *arg)
+{
+    struct r2_send_report r = {
+        .off = rec->off,
+        .len = rec->len,
+        .bytes = (uint32_t)bytes,
+        .path = rec->path,
+        .gen = rec->gen,
+        .complete = complete,
+        .doubled = rec->copy || rec->copied,
+        .copy = rec->copy,
+        .t_sent_ns = rec->t_sent_ns,
+        .stamp = rec->stamp,
+    };
+
+    report(arg, &r);
+}
+
 /* Tells the caller what an acknowledgement of [lo, hi) of `rec` means, before it is entered.
  * Returns true when nothing of the record stays unacknowledged. */
 static bool send_report(const struct r2_send_ledger *l, const struct r2_send_rec *rec, uint64_t lo,
@@ -283,22 +302,8 @@ static bool send_report(const struct r2_send_ledger *l, const struct r2_send_rec
     uint64_t fresh = (hi - lo) - r2_ranges_overlap(&l->acked, lo, hi - lo);
     bool complete = before + fresh == rec->len;
 
-    if (report && !rec->lost && (fresh > 0 || rec->len == 0)) {
-        struct r2_send_report r = {
-            .off = rec->off,
-            .len = rec->len,
-            .bytes = (uint32_t)fresh,
-            .path = rec->path,
-            .gen = rec->gen,
-            .complete = complete,
-            .doubled = rec->copy || rec->copied,
-            .copy = rec->copy,
-            .t_sent_ns = rec->t_sent_ns,
-            .stamp = rec->stamp,
-        };
-
-        report(arg, &r);
-    }
+    if (report && !rec->lost && (fresh > 0 || rec->len == 0))
+        send_tell(rec, fresh, complete, report, arg);
     return complete;
 }
 
@@ -368,11 +373,6 @@ int64_t r2_send_ack(struct r2_send_ledger *l, uint64_t off, uint64_t len, r2_sen
     return (int64_t)fresh;
 }
 
-int64_t r2_send_ack_all(struct r2_send_ledger *l, r2_send_report_fn report, void *arg)
-{
-    return r2_send_ack(l, 0, l->total, report, arg);
-}
-
 /* Puts what is missing of a record back into the queue and marks it lost. Returns the bytes.
  * The adds cannot fail: see send_reserve_queue. */
 static uint64_t send_lose(struct r2_send_ledger *l, struct r2_send_rec *rec)
@@ -434,6 +434,28 @@ bool r2_send_idle(const struct r2_send_ledger *l)
     return l->queue.count == 0 && l->next == l->total;
 }
 
+void r2_send_unacked(const struct r2_send_ledger *l, r2_send_report_fn cb, void *arg)
+{
+    for (uint32_t i = 0; i < l->count; i++) {
+        const struct r2_send_rec *rec = r2_send_rec_at(l, i);
+        uint64_t acked = r2_ranges_overlap(&l->acked, rec->off, rec->len);
+
+        if (!rec->lost)
+            send_tell(rec, rec->len - acked, false, cb, arg);
+    }
+}
+
+bool r2_send_on_path(const struct r2_send_ledger *l, uint16_t path)
+{
+    for (uint32_t i = 0; i < l->count; i++) {
+        const struct r2_send_rec *rec = r2_send_rec_at(l, i);
+
+        if (rec->path == path && (rec->reading || !rec->lost))
+            return true;
+    }
+    return false;
+}
+
 /* ---- Receiver ---------------------------------------------------------------------------- */
 
 void r2_recv_init(struct r2_recv_ledger *l, uint64_t capacity)
@@ -470,11 +492,6 @@ int r2_recv_set_total(struct r2_recv_ledger *l, uint64_t total)
 static struct r2_recv_claim *recv_claims(struct r2_recv_ledger *l)
 {
     return l->heap ? l->heap : l->small;
-}
-
-const struct r2_recv_claim *r2_recv_claim_at(const struct r2_recv_ledger *l, uint32_t i)
-{
-    return &(l->heap ? l->heap : l->small)[i];
 }
 
 static struct r2_recv_claim *recv_find(struct r2_recv_ledger *l, uint64_t off, uint32_t len,
@@ -518,8 +535,8 @@ static int recv_reserve(struct r2_recv_ledger *l)
     return r2_ranges_reserve(&l->done, (size_t)l->done.count + l->count + 1);
 }
 
-static int recv_claim(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path,
-                      uint32_t gen, uint16_t lane, bool over)
+int r2_recv_claim(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path, uint32_t gen,
+                  uint16_t lane, bool over)
 {
     int err;
 
@@ -539,18 +556,6 @@ static int recv_claim(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint
     recv_claims(l)[l->count++] =
         (struct r2_recv_claim){.off = off, .len = len, .path = path, .gen = gen, .lane = lane};
     return 0;
-}
-
-int r2_recv_claim(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path, uint32_t gen,
-                  uint16_t lane)
-{
-    return recv_claim(l, off, len, path, gen, lane, false);
-}
-
-int r2_recv_claim_over(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path,
-                       uint32_t gen, uint16_t lane)
-{
-    return recv_claim(l, off, len, path, gen, lane, true);
 }
 
 int r2_recv_release(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path,
@@ -575,4 +580,15 @@ int r2_recv_done(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t 
 bool r2_recv_complete(const struct r2_recv_ledger *l)
 {
     return l->total_known && l->done.bytes == l->total && l->count == 0;
+}
+
+void r2_recv_arrived(const struct r2_recv_ledger *l, r2_range_fn cb, void *arg)
+{
+    for (uint32_t i = 0; i < l->done.count; i++) {
+        const struct r2_range *r = r2_ranges_at(&l->done, i);
+
+        if (!cb(arg, r->off, r->end - r->off)) {
+            return;
+        }
+    }
 }

@@ -119,8 +119,6 @@ int r2_send_released(struct r2_send_ledger *l, uint64_t off, uint32_t len, uint1
  * boundaries; -ENOMEM. */
 int64_t r2_send_ack(struct r2_send_ledger *l, uint64_t off, uint64_t len, r2_send_report_fn report,
                     void *arg);
-/* The receiver has the whole message. As r2_send_ack of all of it. */
-int64_t r2_send_ack_all(struct r2_send_ledger *l, r2_send_report_fn report, void *arg);
 
 /* The path is dead up to and including generation gen: what was in flight on it and is not
  * acknowledged goes back to the queue, exactly the missing bytes. Idempotent. Transmissions whose
@@ -195,14 +193,12 @@ int r2_recv_set_total(struct r2_recv_ledger *l, uint64_t total);
  *   -EBUSY   part of it is claimed or done. The sender must learn that this transmission is
  *            lost: end the path, which fences and replays its generation
  *   -EPROTO  out of bounds, not on chunk boundaries, or the total is not known yet
- *   -ENOMEM  as -EBUSY */
+ *   -ENOMEM  as -EBUSY
+ * `over`: only what is claimed is busy. Done bytes are written once more, with the same contents,
+ * and the message is not complete while the claim is open. For transmissions that are not pieces
+ * of earlier ones, and whose sender has not heard what is done. */
 int r2_recv_claim(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path, uint32_t gen,
-                  uint16_t lane);
-/* The same, but only what is claimed is busy: done bytes are written once more, with the same
- * contents, and the message is not complete while the claim is open. For transmissions that are
- * not pieces of earlier ones, and whose sender has not heard what is done. */
-int r2_recv_claim_over(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path,
-                       uint32_t gen, uint16_t lane);
+                  uint16_t lane, bool over);
 /* The claimed bytes are in place; the writer has left the buffer. 0, or -ENOENT: no such claim. */
 int r2_recv_done(struct r2_recv_ledger *l, uint64_t off, uint32_t len, uint16_t path, uint32_t gen);
 /* The claimant has left the buffer without finishing: the bytes are open again. 0 or -ENOENT. */
@@ -217,7 +213,11 @@ static inline bool r2_recv_writing(const struct r2_recv_ledger *l)
     return l->count > 0;
 }
 /* Claim number i, 0 <= i < l->count, in no order; valid until the next change. */
-const struct r2_recv_claim *r2_recv_claim_at(const struct r2_recv_ledger *l, uint32_t i);
+static inline const struct r2_recv_claim *r2_recv_claim_at(const struct r2_recv_ledger *l,
+                                                           uint32_t i)
+{
+    return &(l->heap ? l->heap : l->small)[i];
+}
 
 /* Calls cb for every stretch that is done, ascending. cb returns false to stop. */
 typedef bool (*r2_range_fn)(void *arg, uint64_t off, uint64_t len);

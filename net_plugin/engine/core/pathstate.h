@@ -72,8 +72,7 @@ enum r2_path_intro {
 /* The most that a path may carry. Each includes those before it. */
 enum r2_path_may {
     R2_MAY_NOTHING,     /* it is down */
-    R2_MAY_INFO,        /* its first frame */
-    R2_MAY_FRAMES,      /* all frames */
+    R2_MAY_FRAMES,      /* no chunks */
     R2_MAY_LAST_RESORT, /* chunks that no other path can carry */
     R2_MAY_STAND_BY,    /* ... it is no spare, but its weight is 0 */
     R2_MAY_LIMITED,     /* chunks up to its share */
@@ -92,16 +91,8 @@ struct r2_path_facts {
 
 static inline enum r2_path_may r2_path_may_carry(const struct r2_path_facts *f)
 {
-    switch (f->state) {
-    case R2_PATH_STARTING:
-        return R2_MAY_INFO;
-    case R2_PATH_TESTING:
-        return R2_MAY_FRAMES;
-    case R2_PATH_PROVEN:
-        break;
-    default:
-        return R2_MAY_NOTHING;
-    }
+    if (f->state != R2_PATH_PROVEN)
+        return f->state == R2_PATH_TESTING ? R2_MAY_FRAMES : R2_MAY_NOTHING;
     return !r2_health_carries(f->health) ? R2_MAY_FRAMES
            : f->spare                    ? R2_MAY_LAST_RESORT
            : f->barred                   ? R2_MAY_STAND_BY

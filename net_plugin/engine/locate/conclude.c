@@ -168,10 +168,8 @@ static uint64_t first_failure(const struct r2_round *r)
 {
     uint64_t first = UINT64_MAX;
 
-    for (int i = 0; i < r->n_suspects; i++) {
-        if (r->suspects[i].failed_at < first)
-            first = r->suspects[i].failed_at;
-    }
+    R2_FOR_EACH_SUSPECT (s, r)
+        first = r2_min(first, s->failed_at);
     return first < R2_SLACK_NS ? R2_SLACK_NS : first;
 }
 
@@ -179,8 +177,8 @@ static uint64_t last_failure(const struct r2_round *r)
 {
     uint64_t last = 0;
 
-    for (int i = 0; i < r->n_suspects; i++)
-        last = r2_max(last, r->suspects[i].failed_at);
+    R2_FOR_EACH_SUSPECT (s, r)
+        last = r2_max(last, s->failed_at);
     return last;
 }
 

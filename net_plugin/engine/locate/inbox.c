@@ -131,9 +131,9 @@ static void handle(struct note *n, uint64_t now)
     free(n);
 }
 
-static void advance(uint64_t now)
+static void tick(struct r2_timer *t, uint64_t now)
 {
-    r2_timer_set(&box.timer, r2_rounds_tick(now) ? now + TICK_NS : 0);
+    r2_timer_set(t, r2_rounds_tick(now) ? now + TICK_NS : 0);
 }
 
 static void run(struct r2_task *t)
@@ -154,19 +154,13 @@ static void run(struct r2_task *t)
 
         r2_list_del(l);
         p->over = true;
-        r2_probe_put(p);
+        r2_locate_probe_released(p);
     }
     while ((l = r2_list_first(&notes))) {
         r2_list_del(l);
         handle(R2_CONTAINER_OF(l, struct note, node), now);
     }
-    advance(now);
-}
-
-static void tick(struct r2_timer *t, uint64_t now)
-{
-    (void)t;
-    advance(now);
+    tick(&box.timer, now);
 }
 
 void r2_locate_start(void)

@@ -28,7 +28,7 @@ void r2_locate_nic_changed(int nic);
 int r2_locate_on_seen(struct r2_path *path, const uint8_t *body);
 /* [any] Upcalls of endpoints whose parameters say `locate`: owner is the struct r2_probe. */
 void r2_locate_probe_over(void *owner, int err, const struct r2_ep_health *health);
-void r2_locate_probe_released(void *owner);
+void r2_locate_probe_released(void *owner); /* one reference less */
 
 /* The peer's kernel has taken the connection over it, so the way is there: its process is stopped,
  * or has much to do (invariant "silence is not failure"). Under the peer's lock. */

@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "engine/locate/round.h"
-#include "engine/path/pairs.h"
 
 #define LOOK_NS (1 * R2_NS_PER_S)
 /* In vain, one after the other: 10 s of looking. Counted, so that time in which this process was
@@ -83,15 +82,11 @@ static bool has_no_pair(const struct r2_peer *p, int lnic)
  * this time: a host that stands still takes no attempts. Under its lock. */
 static bool is_served(const struct r2_peer *p)
 {
-    bool served = false;
-
     if (p->life != R2_PEER_ALIVE || !p->pid || r2_list_empty(&p->conn_list))
         return false;
-    R2_FOR_EACH_PATH (path, p) {
-        served |=
-            path->state == R2_PATH_PROVEN && r2_path_hb_answers(path, 0) && !r2_path_wireless(path);
-    }
-    return served;
+    return R2_ANY_PATH(path, p,
+                       path->state == R2_PATH_PROVEN && r2_path_hb_answers(path, 0) &&
+                           !r2_path_wireless(path));
 }
 
 /* Counts it for each NIC that has tried it in vain. Under its lock. */

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "engine/locate/locate.h"
-#include "engine/path/pairs.h"
 #include "io/localranks.h"
 
 #define TRIED_NS (3 * R2_NS_PER_S)

@@ -5,18 +5,14 @@
 #include <string.h>
 
 #include "engine/locate/round.h"
-#include "engine/path/pairs.h"
-
-void r2_probe_put(struct r2_probe *probe)
-{
-    /* acq_rel: what the other holder wrote happens before the memory goes. */
-    if (atomic_fetch_sub_explicit(&probe->refs, 1, memory_order_acq_rel) == 1)
-        free(probe);
-}
 
 void r2_locate_probe_released(void *owner)
 {
-    r2_probe_put(owner);
+    struct r2_probe *probe = owner;
+
+    /* acq_rel: what the other holder wrote happens before the memory goes. */
+    if (atomic_fetch_sub_explicit(&probe->refs, 1, memory_order_acq_rel) == 1)
+        free(probe);
 }
 
 struct r2_target *r2_target_add(struct r2_round *r, int lnic, const struct r2_wire_addr *addr,
@@ -25,11 +21,10 @@ struct r2_target *r2_target_add(struct r2_round *r, int lnic, const struct r2_wi
 {
     struct r2_target *t;
 
-    for (int i = 0; i < r->n_targets; i++) {
-        t = &r->targets[i];
-        if (t->lnic == lnic && r2_same_nic(&t->addr, addr)) {
-            t->reached |= reached;
-            return t;
+    R2_FOR_EACH_TARGET (known, r) {
+        if (known->lnic == lnic && r2_same_nic(&known->addr, addr)) {
+            known->reached |= reached;
+            return known;
         }
     }
     if (r->n_targets == R2_TARGETS)
@@ -55,7 +50,7 @@ static void end_probe(struct r2_probe **slot)
         r2_eng.ops->put(probe->ep);
         probe->ep = NULL;
     }
-    r2_probe_put(probe);
+    r2_locate_probe_released(probe);
 }
 
 /* A NIC is known by its first address, and may have to be dialled by its second. */
@@ -161,9 +156,7 @@ void r2_targets_tick(struct r2_round *r, uint64_t now)
 
     if (due)
         r->next_try = now + R2_TRY_NS;
-    for (int i = 0; i < r->n_targets; i++) {
-        struct r2_target *t = &r->targets[i];
-
+    R2_FOR_EACH_TARGET (t, r) {
         if (t->closed)
             continue;
         take_answers(t, now);
@@ -189,9 +182,7 @@ static bool connected(const struct r2_target *t)
 
 void r2_targets_close(struct r2_round *r, uint64_t now)
 {
-    for (int i = 0; i < r->n_targets; i++) {
-        struct r2_target *t = &r->targets[i];
-
+    R2_FOR_EACH_TARGET (t, r) {
         if (t->closed)
             continue;
         take_answers(t, now);
@@ -207,8 +198,8 @@ void r2_targets_close(struct r2_round *r, uint64_t now)
 
 bool r2_targets_done(const struct r2_round *r)
 {
-    for (int i = 0; i < r->n_targets; i++) {
-        if (!r->targets[i].closed)
+    R2_FOR_EACH_TARGET (t, r) {
+        if (!t->closed)
             return false;
     }
     return true;
@@ -234,8 +225,7 @@ int r2_own_index(struct r2_evidence *ev, int nic)
 
 void r2_targets_evidence(struct r2_round *r)
 {
-    for (int i = 0; i < r->n_targets; i++) {
-        struct r2_target *t = &r->targets[i];
+    R2_FOR_EACH_TARGET (t, r) {
         int from = r2_own_index(&r->ev, t->lnic);
         int to = r2_evidence_nic(&r->ev, &t->addr, t->label);
 

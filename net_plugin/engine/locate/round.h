@@ -72,6 +72,11 @@ struct r2_round {
     struct r2_evidence ev;
 };
 
+#define R2_FOR_EACH_TARGET(t, r)                                                                   \
+    for (__typeof__(&(r)->targets[0]) t = (r)->targets; t < (r)->targets + (r)->n_targets; t++)
+#define R2_FOR_EACH_SUSPECT(s, r)                                                                  \
+    for (__typeof__(&(r)->suspects[0]) s = (r)->suspects; s < (r)->suspects + (r)->n_suspects; s++)
+
 /* ---- probe.c */
 /* Adds a target unless the pair is there already; NULL when there is no room. */
 struct r2_target *r2_target_add(struct r2_round *r, int lnic, const struct r2_wire_addr *addr,
@@ -88,7 +93,6 @@ void r2_targets_evidence(struct r2_round *r);
 /* "nic1@n2", cut to fit. */
 void r2_locate_label(char out[R2_WIRE_NAME], const char *nic, const char *host);
 int r2_own_index(struct r2_evidence *ev, int nic);
-void r2_probe_put(struct r2_probe *probe);
 
 /* ---- targets.c: whom to ask, from what all peers are known to have */
 /* From the round's NIC: third nodes, other NICs of the nodes in question; from other local NICs:
@@ -101,7 +105,7 @@ void r2_round_tell(struct r2_round *r, uint64_t now);
 /* A SEEN of the process, about the rounds that wait for it. */
 void r2_rounds_told(struct r2_peer *p, const uint8_t *body, uint64_t now);
 
-/* ---- round.c */
+/* ---- rounds.c */
 extern struct r2_round r2_rounds[R2_ROUNDS];
 /* Those under way; the body may end one. */
 #define R2_FOR_EACH_ROUND(r)                                                                       \
@@ -111,10 +115,7 @@ extern struct r2_round r2_rounds[R2_ROUNDS];
 extern struct r2_nodeseg *r2_locate_seg;
 /* The round for the local NIC that still gathers evidence. */
 struct r2_round *r2_round_open(int lnic);
-struct r2_round *r2_round_new(int lnic, uint64_t now);
 void r2_round_free(struct r2_round *r, uint64_t now);
-
-/* ---- rounds.c */
 /* Whether any is under way. */
 bool r2_rounds_tick(uint64_t now);
 /* Notes from the inbox. */

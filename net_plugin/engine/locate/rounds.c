@@ -1,16 +1,56 @@
 /* Rounds are begun by failed paths, advanced every 10 ms, and end. */
+#include <stddef.h>
 #include <string.h>
 
 #include "engine/locate/round.h"
 
 #define LOOK_NS (50 * R2_NS_PER_MS) /* between questions about the carrier */
 
+struct r2_round r2_rounds[R2_ROUNDS];
+struct r2_nodeseg *r2_locate_seg;
+
+struct r2_round *r2_round_open(int lnic)
+{
+    R2_FOR_EACH_ROUND(r)
+    {
+        if (r->lnic == lnic && !r->closed)
+            return r;
+    }
+    return NULL;
+}
+
+static struct r2_round *new_round(int lnic, uint64_t now)
+{
+    for (int i = 0; i < R2_ROUNDS; i++) {
+        struct r2_round *r = &r2_rounds[i];
+
+        if (r->phase != R2_PHASE_FREE)
+            continue;
+        memset(r, 0, offsetof(struct r2_round, ev));
+        r2_evidence_init(&r->ev);
+        r->phase = R2_PHASE_SETTLE;
+        r->lnic = lnic;
+        r->began = now;
+        return r;
+    }
+    return NULL;
+}
+
+void r2_round_free(struct r2_round *r, uint64_t now)
+{
+    if (!r->closed)
+        r2_targets_close(r, now);
+    R2_FOR_EACH_SUSPECT (s, r)
+        r2_peer_put(s->peer);
+    r->phase = R2_PHASE_FREE;
+}
+
 /* ---- a failed path */
 
 static bool has_suspect(const struct r2_round *r, const struct r2_peer *p, int rnic)
 {
-    for (int i = 0; i < r->n_suspects; i++) {
-        if (r->suspects[i].peer == p && r->suspects[i].rnic == rnic)
+    R2_FOR_EACH_SUSPECT (s, r) {
+        if (s->peer == p && s->rnic == rnic)
             return true;
     }
     return false;
@@ -74,7 +114,7 @@ void r2_rounds_failed(struct r2_peer *p, int lnic, int rnic, int via, uint64_t a
         return;
     r = r2_round_open(lnic);
     if (!r) /* none, or one that has seen enough */
-        r = r2_round_new(lnic, at);
+        r = new_round(lnic, at);
     if (r)
         add_suspect(r, p, rnic, via, at);
 }
@@ -103,11 +143,8 @@ static void settled(struct r2_round *r, uint64_t now)
     r->next_try = now;
     r->close_at = now + R2_WINDOW_NS;
     r->deadline = now + R2_ANSWER_NS;
-    for (int i = 0; i < r->n_suspects; i++) {
-        struct r2_suspect *s = &r->suspects[i];
-
+    R2_FOR_EACH_SUSPECT (s, r)
         r2_target_add(r, r->lnic, &s->addr, s->rnic, s->peer->id, s->label, true);
-    }
     r2_targets_collect(r);
     r2_count(&r2_eng.n->locate_rounds, 1);
 }
@@ -129,21 +166,18 @@ static bool all_answer(const struct r2_round *r)
 {
     int n = 0;
 
-    for (int i = 0; i < r->n_suspects; i++) {
-        for (int k = 0; k < r->n_targets; k++) {
-            const struct r2_target *t = &r->targets[k];
-
-            n += t->lnic == r->lnic && r2_same_nic(&t->addr, &r->suspects[i].addr) &&
+    R2_FOR_EACH_SUSPECT (s, r) {
+        R2_FOR_EACH_TARGET (t, r)
+            n += t->lnic == r->lnic && r2_same_nic(&t->addr, &s->addr) &&
                  t->outcome == R2_SEEN_ANSWERED;
-        }
     }
     return r->n_suspects && n == r->n_suspects;
 }
 
 static bool all_heard(const struct r2_round *r)
 {
-    for (int i = 0; i < r->n_suspects; i++) {
-        if (!r->suspects[i].heard)
+    R2_FOR_EACH_SUSPECT (s, r) {
+        if (!s->heard)
             return false;
     }
     return true;

@@ -78,8 +78,8 @@ static struct candidate *candidates(int *count)
 
 static bool is_target(const struct r2_round *r, int lnic, const struct r2_wire_addr *addr)
 {
-    for (int i = 0; i < r->n_targets; i++) {
-        if ((lnic < 0 || r->targets[i].lnic == lnic) && r2_same_nic(&r->targets[i].addr, addr))
+    R2_FOR_EACH_TARGET (t, r) {
+        if (t->lnic == lnic && r2_same_nic(&t->addr, addr))
             return true;
     }
     return false;

@@ -24,7 +24,7 @@ static void say(struct r2_peer *p, int avoid, const struct r2_msg_seen *m,
         for (int i = 0; i < p->n_paths && said < SAY_TWICE; i++) {
             struct r2_path *path = p->paths[i];
 
-            if (r2_path_takes_frames(path) && rank_of(path, avoid) == rank &&
+            if (r2_path_is_up(path) && rank_of(path, avoid) == rank &&
                 r2_out_frame(path, R2_F_SEEN, m, sizeof(*m), seen, m->seen * sizeof(*seen)) == 0)
                 said++;
         }
@@ -36,11 +36,12 @@ static int fill_seen(struct r2_round *r, struct r2_wire_seen *out, uint64_t now)
 {
     int n = 0;
 
-    for (int i = 0; i < r->n_targets && n < R2_WIRE_MAX_SEEN; i++) {
-        const struct r2_target *t = &r->targets[i];
+    R2_FOR_EACH_TARGET (t, r) {
         uint64_t age = t->at < now ? (now - t->at) / R2_NS_PER_MS : 0;
         struct r2_wire_seen *s = &out[n];
 
+        if (n == R2_WIRE_MAX_SEEN)
+            break;
         memset(s, 0, sizeof(*s));
         if (!t->closed || t->outcome == R2_SEEN_NOTHING || r2_eng.ops->address(t->lnic, &s->from))
             continue;
@@ -94,9 +95,7 @@ static bool awaits(struct r2_round *r, const struct r2_peer *p, const struct r2_
 {
     bool found = false;
 
-    for (int i = 0; i < r->n_suspects; i++) {
-        struct r2_suspect *s = &r->suspects[i];
-
+    R2_FOR_EACH_SUSPECT (s, r) {
         if (s->heard || memcmp(s->peer->id, p->id, 16) != 0 || !r2_same_nic(&s->addr, nic))
             continue;
         s->heard = found = true;

@@ -5,8 +5,6 @@
 #include <stdlib.h>
 
 #include "engine/loop/loop.h"
-#include "engine/loop/recheck.h"
-#include "engine/path/limited.h"
 #include "io/standin.h"
 #include "util/copy.h"
 #include "util/lock.h"

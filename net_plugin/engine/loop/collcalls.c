@@ -1,18 +1,5 @@
-/* What NCCL's profiler tells about collectives, with the time added. */
-#include "engine/base/colls.h"
+/* What NCCL's profiler tells about collectives, with the time added (base/colls.c has the rest). */
 #include "engine/loop/loop.h"
-
-/* In a child of fork the lock may be that of a thread which is not here. */
-bool r2_engine_coll_comm_begins(int *mask, int bits)
-{
-    return !r2_engine_in_child() && r2_colls_begin(mask, bits);
-}
-
-void r2_engine_coll_comm_ends(const int *mask)
-{
-    if (!r2_engine_in_child())
-        r2_colls_end(mask);
-}
 
 uint64_t r2_engine_coll_begin(const struct r2_coll *what)
 {

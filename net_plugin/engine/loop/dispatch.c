@@ -2,9 +2,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "engine/locate/locate.h"
 #include "engine/loop/loop.h"
-#include "engine/message/p2pchunk.h"
 
 static int on_open(struct r2_path *path, const uint8_t *body)
 {
@@ -12,7 +10,6 @@ static int on_open(struct r2_path *path, const uint8_t *body)
     struct r2_msg_open_ack ack = {0};
     struct r2_msg_open m;
     struct r2_conn *c;
-    struct r2_list *n;
 
     memcpy(&m, body, sizeof(m));
     if (p->out)
@@ -26,9 +23,7 @@ static int on_open(struct r2_path *path, const uint8_t *body)
         struct r2_listen *listen = NULL;
 
         pthread_mutex_lock(&r2_eng.lock);
-        R2_LIST_FOR_EACH (n, &r2_eng.listens) {
-            struct r2_listen *l = R2_CONTAINER_OF(n, struct r2_listen, node);
-
+        R2_LIST_EACH (l, struct r2_listen, node, &r2_eng.listens) {
             if (l->id == m.listen)
                 listen = l;
         }
@@ -37,7 +32,6 @@ static int on_open(struct r2_path *path, const uint8_t *body)
             c->remote_home = m.home_nic;
             c->peer_eager = r2_eng.device_memory ? 0 : m.eager;
             c->home = (uint8_t)listen->dev;
-            c->ctx = listen->ctx;
             c->state = R2_CONN_OPEN;
             r2_list_add_tail(&listen->backlog, &c->queue);
         } else {
@@ -141,14 +135,10 @@ static int on_down(struct r2_path *path, const uint8_t *body)
         r2_path_fail(dead, m.gen, (int)(m.reason & 0xfff), "the peer's word");
     /* Nothing of the generation left here: it is fenced already, and only has to be said. */
     if (dead->down.fenced < m.gen && (!dead->ep || dead->gen > m.gen)) {
-        struct r2_list *n;
         bool shutting = false;
 
-        R2_LIST_FOR_EACH (n, &p->dying) {
-            struct r2_dying *d = R2_CONTAINER_OF(n, struct r2_dying, node);
-
+        R2_LIST_EACH (d, struct r2_dying, node, &p->dying)
             shutting |= d->path == dead && d->gen <= m.gen;
-        }
         if (!shutting)
             dead->down.fenced = m.gen;
     }
@@ -181,10 +171,8 @@ static int on_fenced(struct r2_path *path, const uint8_t *body)
 /* Nothing of what was sent is missing at the receiver; a lane may not have let go of it yet. */
 static bool all_acked(struct r2_conn *c)
 {
-    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
-        struct r2_req *r = r2_conn_req(c, s);
-
-        if (r && (r->led.send.acked.bytes < r->size || !r->size))
+    R2_FOR_EACH_REQ (r, c) {
+        if (r->led.send.acked.bytes < r->size || !r->size)
             return false;
     }
     return true;
@@ -214,15 +202,14 @@ static void sender_closed(struct r2_conn *c, uint64_t begun)
         return;
     }
     c->final_seq = c->cum;
-    for (uint64_t s = c->final_seq > c->oldest ? c->final_seq : c->oldest; s < c->next_seq; s++) {
-        struct r2_req *r = r2_conn_req(c, s);
-
-        if (r && r2_recv_writing(&r->led.recv)) { /* it lied: a chunk behind the end is arriving */
+    R2_FOR_EACH_REQ (r, c) {
+        if (r->seq < c->final_seq)
+            continue;
+        if (r2_recv_writing(&r->led.recv)) { /* it lied: a chunk behind the end is arriving */
             r2_conn_fail(c, -ECONNRESET);
             return;
         }
-        if (r)
-            r2_req_finish(r, -ECONNRESET);
+        r2_req_finish(r, -ECONNRESET);
     }
 }
 

@@ -1,7 +1,5 @@
 /* The process's engine: start, NICs, contexts, end. */
 #define _GNU_SOURCE
-#include "engine/engine.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,9 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "engine/locate/locate.h"
 #include "engine/loop/loop.h"
-#include "engine/message/p2pchunk.h"
 #include "io/pollers.h"
 #include "topology/device.h"
 #include "util/exit.h"
@@ -24,8 +20,8 @@
 
 const struct r2_transport_ops *r2_engine_transport = &r2_transport_mux;
 
-static struct r2_list contexts; /* r2_eng.lock: none is ever freed */
-static int start_error;         /* once r2_eng.started */
+static struct r2_list contexts = R2_LIST_INIT(contexts); /* r2_eng.lock: none is ever freed */
+static int start_error;                                  /* once r2_eng.started */
 /* 0: not known. Written under r2_eng.lock; another communicator may be starting the engine. */
 static atomic_uint nccl_version, net_api;
 static uint64_t first_comm; /* r2_eng.lock */
@@ -126,9 +122,6 @@ static int init_once(void)
     r2_log_set_verbosity(r2_eng.set->log);
     r2_eng.ops = r2_engine_transport;
     r2_eng.upper = &r2_loop_upper;
-    r2_list_init(&r2_eng.peers);
-    r2_list_init(&r2_eng.listens);
-    r2_list_init(&contexts);
     r2_eng.pid = getpid();
     gethostname(r2_eng.host, sizeof(r2_eng.host) - 1);
     if (r2_eng.set->node_name[0])
@@ -159,7 +152,6 @@ int r2_engine_init(struct r2_ctx **ctx, uint64_t comm_id, r2_log_fn log)
     pthread_mutex_lock(&r2_eng.lock);
     rc = init_once();
     if (rc == 0) {
-        c->comm_id = comm_id;
         if (!first_comm)
             first_comm = comm_id;
         r2_list_init(&c->conns);
@@ -277,7 +269,6 @@ static int start_locked(void)
     }
     r2_eng.device_memory = r2_local.n && r2_engine_memory(0) != R2_MEMORY_HOST;
     r2_nicstate_start(r2_now_ns());
-    r2_niclink_start(r2_housekeeping_links());
     r2_nicfaults_start(r2_now_ns());
     r2_locate_start();
     r2_housekeeping_start();

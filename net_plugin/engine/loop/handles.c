@@ -96,10 +96,8 @@ int r2_engine_listen(struct r2_ctx *ctx, int dev, void *handle, struct r2_listen
  * the pointer is compared only. */
 static bool is_open(const struct r2_listen *l)
 {
-    const struct r2_list *n;
-
-    R2_LIST_FOR_EACH (n, &r2_eng.listens) {
-        if (R2_CONTAINER_OF(n, struct r2_listen, node) == l)
+    R2_LIST_EACH (open, const struct r2_listen, node, &r2_eng.listens) {
+        if (open == l)
             return true;
     }
     return false;
@@ -131,7 +129,7 @@ int r2_engine_accept(struct r2_listen *l, struct r2_conn **out)
 int r2_engine_close_listen(struct r2_listen *l)
 {
     R2_UNCANCELLED;
-    struct r2_conn *c;
+    struct r2_list *n;
     bool open;
 
     if (!l || atomic_load(&r2_eng.inert))
@@ -145,17 +143,8 @@ int r2_engine_close_listen(struct r2_listen *l)
     pthread_mutex_unlock(&r2_eng.lock);
     if (!open)
         return 0;
-    for (;;) { /* nobody else reaches the list any more */
-        struct r2_list *n;
-
-        pthread_mutex_lock(&r2_eng.lock);
-        n = r2_list_first(&l->backlog);
-        pthread_mutex_unlock(&r2_eng.lock);
-        if (!n)
-            break;
-        c = R2_CONTAINER_OF(n, struct r2_conn, queue);
-        r2_engine_close(c);
-    }
+    while ((n = r2_list_first(&l->backlog))) /* nobody else reaches the list any more */
+        r2_engine_close(R2_CONTAINER_OF(n, struct r2_conn, queue));
     free(l);
     return 0;
 }
@@ -175,12 +164,9 @@ static void list_in(struct r2_list *list, struct r2_conn *c)
 static struct r2_conn *find_cookie(struct r2_ctx *ctx, const struct handle *h)
 {
     struct r2_conn *found = NULL;
-    struct r2_list *n;
 
     pthread_mutex_lock(&r2_eng.lock);
-    R2_LIST_FOR_EACH (n, &ctx->half_made) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ctx_node);
-
+    R2_LIST_EACH (c, struct r2_conn, ctx_node, &ctx->half_made) {
         if (c->id == h->cookie && c->listen_id == h->listen &&
             memcmp(c->peer->id, h->process, 16) == 0)
             found = c;
@@ -250,7 +236,6 @@ static int begin(struct r2_ctx *ctx, int dev, struct handle *h)
     c->listen_id = h->listen;
     c->home = (uint8_t)(dev < 0 ? ~dev : dev);
     c->first = dev < 0 ? R2_ANY_NIC : c->home;
-    c->ctx = ctx;
     r2_peer_waits(p, r2_peer_now(p));
     p->opening++;
     r2_conn_out_open(c);

@@ -2,8 +2,6 @@
  * the kernel says about links there. */
 #include <stdio.h>
 
-#include "engine/base/colls.h"
-#include "engine/locate/locate.h"
 #include "engine/loop/loop.h"
 #include "io/pollers.h"
 
@@ -62,15 +60,11 @@ static void links_watched(struct r2_io_fd *f, uint32_t events)
     r2_niclink_events(r2_now_ns());
 }
 
-struct r2_task *r2_housekeeping_links(void)
+void r2_housekeeping_start(void)
 {
     r2_task_init(&links, r2_io_at(0), links_answered);
     r2_eng.watch_fd.ready = links_watched;
-    return &links;
-}
-
-void r2_housekeeping_start(void)
-{
+    r2_niclink_start(&links);
     r2_timer_init(&house, r2_io_at(0), house_keeping);
     r2_timer_set(&house, r2_now_ns() + HOUSE_NS);
 }

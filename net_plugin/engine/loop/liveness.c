@@ -14,9 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/locate/locate.h"
 #include "engine/loop/loop.h"
-#include "engine/path/pairs.h"
 
 #define CONFIRM_NS (500 * R2_NS_PER_MS)
 #define PARTIAL_NS (2 * R2_NS_PER_S)
@@ -29,6 +27,49 @@
 #define PATIENCE_LONG_NS (2 * R2_NS_PER_S)
 #define PATIENCE_REACHED_NS (10 * R2_NS_PER_S) /* ... where it has, for the process */
 #define REFUSED_LEAST 3 /* attempts of each pair, to a process that never was reached */
+
+/* ---- the end */
+
+/* R: messages that wait here whole were acknowledged, so their sender may have closed and left in
+ * peace: they can still be received, nothing behind them can. */
+static bool outlives_sender(struct r2_conn *c)
+{
+    if (c->peer->out || c->state != R2_CONN_OPEN || c->next_seq >= c->cum)
+        return false;
+    c->final_seq = c->cum;
+    r2_recv_flushed(c, c->cum); /* nobody is left to be told */
+    return true;
+}
+
+void r2_peer_gone(struct r2_peer *p, int err, const char *cause)
+{
+    struct r2_control_event ev = {
+        .event = R2_EV_PEER_GONE, .peer_host = p->host, .peer_pid = p->pid, .cause = cause};
+    char who[R2_PEER_WHO];
+
+    if (p->life != R2_PEER_ALIVE)
+        return;
+    p->life = R2_PEER_GONE;
+    p->error = err;
+    r2_control_peer_state(r2_eng.ctl, p->row, R2_SEG_PEER_GONE, cause);
+    if (!r2_list_empty(&p->conn_list)) {
+        r2_control_journal(r2_eng.ctl, &ev);
+        R2_INFO("peer %s is gone: %s", r2_peer_who(p, who), cause);
+        r2_peer_tell_gone(p, cause);
+    }
+    r2_peer_show(p, r2_peer_now(p));
+    R2_FOR_EACH_PATH (path, p)
+        r2_path_fail(path, path->gen, -err, cause);
+    R2_FOR_EACH_CONN_SAFE (c, p) {
+        if (c->state >= R2_CONN_CLOSING) {
+            c->word = R2_WORD_HEARD; /* nobody is left to acknowledge it */
+            r2_conn_reap(c);
+        } else if (!outlives_sender(c)) {
+            r2_conn_fail(c, err);
+        }
+    }
+    r2_peer_wake(p);
+}
 
 /* ---- refusals */
 
@@ -199,11 +240,11 @@ static uint64_t patience(const struct r2_question *q)
     return r2_eng.ops->reached(q->ep) ? PATIENCE_REACHED_NS : q->patience;
 }
 
-static void end_endpoint(struct r2_peer *p, struct r2_question *q, int err)
+static void end_endpoint(struct r2_peer *p, struct r2_question *q)
 {
     struct r2_dying *d = q->end_memory;
 
-    *d = (struct r2_dying){.ep = q->ep, .err = err};
+    *d = (struct r2_dying){.ep = q->ep};
     r2_list_add_tail(&p->dying, &d->node);
     q->ep = NULL;
     q->end_memory = NULL;
@@ -226,7 +267,7 @@ static void give_up(struct r2_peer *p, uint64_t now)
         struct r2_question *q = &p->liveness.by[i];
 
         if (q->ep && now - q->at >= patience(q))
-            end_endpoint(p, q, ETIMEDOUT);
+            end_endpoint(p, q);
     }
     for (int l = 0; l < r2_local.n; l++)
         step_aside(&p->liveness, l, now);
@@ -348,7 +389,7 @@ void r2_peer_asked(struct r2_peer *p, struct r2_ep *ep, int err, const struct r2
         q += R2_MAX_NICS;
     if (q->ep != ep)
         return;
-    end_endpoint(p, q, err);
+    end_endpoint(p, q);
     if (h->refused || h->other_process) {
         r2_peer_refused(p, params->local_nic, params->remote_nic, now);
         p->liveness.next_at = now + ASK_AGAIN_NS;

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "engine/loop/loop.h"
-#include "engine/path/pairs.h"
 
 #define ATTEMPT_NS (1 * R2_NS_PER_S) /* for a connect of ours to be answered */
 #define ATTEMPT_SHORT_NS (300 * R2_NS_PER_MS)
@@ -35,12 +34,9 @@ static void unconfirmed(struct r2_peer *p, struct r2_dying *d, uint64_t now)
 static void stopped(struct r2_peer *p, struct r2_path *path, uint32_t gen)
 {
     uint32_t upto = gen > path->down.shut ? gen : path->down.shut;
-    struct r2_list *n;
 
     path->down.shut = upto;
-    R2_LIST_FOR_EACH (n, &p->dying) {
-        const struct r2_dying *d = R2_CONTAINER_OF(n, struct r2_dying, node);
-
+    R2_LIST_EACH (d, struct r2_dying, node, &p->dying) {
         if (d->path == path && d->gen <= upto)
             upto = d->gen - 1;
     }
@@ -379,8 +375,7 @@ static void maintain(struct r2_peer *p, uint64_t now)
         check_time(p, now);
     }
     r2_peer_ask(p, now);
-    if (p->resync && p->n_up)
-        r2_peer_resync(p);
+    r2_peer_resync(p);
 }
 
 void r2_peer_task(struct r2_task *t)
@@ -396,8 +391,7 @@ void r2_peer_task(struct r2_task *t)
     r2_conns_leave(p);
     maintain(p, r2_peer_now(p));
     shut_dying(p);
-    if (p->resync && p->n_up)
-        r2_peer_resync(p);
+    r2_peer_resync(p);
     if (p->out) {
         R2_FOR_EACH_CONN_SAFE (c, p)
             r2_send_pump(c);
@@ -440,25 +434,6 @@ static void mark_all(struct r2_peer *p)
     }
 }
 
-/* It fades by itself, so the row is written whenever the number is another one. */
-static void publish_damping(struct r2_path *path, uint64_t now)
-{
-    struct r2_damp_rules rules;
-    uint32_t penalty;
-    uint64_t reuse;
-
-    if (path->damp.penalty <= 0 && !path->shown.penalty && !path->shown.reuse_at)
-        return;
-    r2_damp_rules_get(&rules);
-    penalty = r2_damp_penalty(&path->damp, &rules, now);
-    reuse = r2_damp_reuse_at(&path->damp, &rules, now);
-    if (penalty == path->shown.penalty && !reuse == !path->shown.reuse_at)
-        return;
-    path->shown.penalty = penalty;
-    path->shown.reuse_at = reuse;
-    r2_control_path_damping(r2_eng.ctl, path->shown.row, penalty, reuse);
-}
-
 /* Bytes that are under way. Of a path that has ended: those that are not sent again yet, as its end
  * is not confirmed. */
 static uint64_t under_way(const struct r2_path *path)
@@ -470,6 +445,8 @@ static uint64_t under_way(const struct r2_path *path)
 
 static void publish(struct r2_peer *p, uint64_t now)
 {
+    struct r2_damp_rules rules = r2_damp_rules();
+
     R2_FOR_EACH_PATH (path, p) {
         struct r2_seg_path_counters *n = r2_control_path_counters(r2_eng.ctl, path->shown.row);
         uint32_t weight = r2_weight_of(path->share.weight, path->flow.grey);
@@ -486,7 +463,9 @@ static void publish(struct r2_peer *p, uint64_t now)
             r2_control_path_weight(r2_eng.ctl, path->shown.row, weight / 10,
                                    path->ep ? r2_eng.ops->lanes(path->ep) : 0);
         path->shown.weight = weight;
-        publish_damping(path, now);
+        r2_control_path_damping(r2_eng.ctl, path->shown.row,
+                                r2_damp_penalty(&path->damp, &rules, now),
+                                r2_damp_reuse_at(&path->damp, &rules, now));
     }
 }
 
@@ -515,13 +494,11 @@ static bool delivers(const struct r2_path *path, uint64_t now)
 
 static void end_doubt(struct r2_peer *p, uint64_t now)
 {
-    for (int i = 0; i < p->n_paths && p->doubt_since; i++) {
-        if (delivers(p->paths[i], now))
-            p->doubt_since = 0;
-    }
+    if (p->doubt_since && R2_ANY_PATH(path, p, delivers(path, now)))
+        p->doubt_since = 0;
 }
 
-void r2_peer_timer(struct r2_timer *t, uint64_t now)
+static void peer_timer(struct r2_timer *t, uint64_t now)
 {
     struct r2_peer *p = R2_CONTAINER_OF(t, struct r2_peer, timer);
     bool busy, awake;
@@ -558,3 +535,45 @@ void r2_peer_timer(struct r2_timer *t, uint64_t now)
     r2_peer_wake(p);
     r2_peer_put(p);
 }
+
+/* ---- for the layers below: begin and end with peers, and carry out what was noted */
+
+static void began(struct r2_peer *p)
+{
+    r2_task_init(&p->task, p->io, r2_peer_task);
+    r2_timer_init(&p->timer, p->io, peer_timer);
+    r2_acks_init(p);
+}
+
+static void ended(struct r2_peer *p)
+{
+    R2_FOR_EACH_PATH (path, p)
+        r2_path_free(path);
+    r2_liveness_free(&p->liveness);
+}
+
+static void blame(struct r2_peer *p)
+{
+    R2_FOR_EACH_PATH (path, p) {
+        if (path->down.blame)
+            r2_locate_path_failed(path, path->down.blame);
+        path->down.blame = 0;
+    }
+}
+
+/* Weights first: lanes are asked by weight. */
+static void carry_out(struct r2_peer *p)
+{
+    unsigned todo = p->todo;
+
+    p->todo = 0;
+    if (todo & R2_TODO_BLAME)
+        blame(p);
+    if (todo & R2_TODO_WEIGH)
+        r2_peer_weigh(p);
+    if (todo & R2_TODO_KICK)
+        r2_peer_kick(p);
+}
+
+const struct r2_upper r2_loop_upper = {
+    .began = began, .ended = ended, .carry_out = carry_out, .nic_changed = r2_locate_nic_changed};

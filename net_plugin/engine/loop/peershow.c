@@ -46,28 +46,23 @@ void r2_peer_show(struct r2_peer *p, uint64_t now)
 {
     enum r2_seg_direction direction = p->out ? R2_SEG_DIR_TX : R2_SEG_DIR_RX;
     uint64_t connections = p->life == R2_PEER_ALIVE ? r2_hash_count(&p->conns) : 0;
-    uint64_t heard = heard_at(p), waits = waits_since(p), gives_up;
+    uint64_t heard = heard_at(p), waits = waits_since(p);
     enum r2_seg_waits_for what = R2_SEG_WAITS_FOR_PATH;
 
     if (!waits && (waits = stuck_since(p)))
         what = R2_SEG_WAITS_FOR_DEVICE_PATH;
     waits = waits > now ? now : waits;
-    gives_up = waits ? waits + r2_eng.set->no_path_timeout_ns : 0;
     if (connections != p->shown.connections)
         r2_control_peer_connections(r2_eng.ctl, p->row, (uint32_t)connections,
                                     connections ? direction : R2_SEG_DIR_NONE);
-    if (heard != p->shown.heard)
-        r2_control_peer_heard(r2_eng.ctl, p->row, heard);
-    if (waits != p->shown.waits || gives_up != p->shown.gives_up || what != p->shown.waits_for)
-        r2_control_peer_waits(r2_eng.ctl, p->row, what, waits, gives_up);
+    r2_control_peer_heard(r2_eng.ctl, p->row, heard);
+    r2_control_peer_waits(r2_eng.ctl, p->row, what, waits,
+                          waits ? waits + r2_eng.set->no_path_timeout_ns : 0);
     p->shown.connections = connections;
     p->shown.heard = heard;
-    p->shown.waits = waits;
-    p->shown.waits_for = what;
-    p->shown.gives_up = gives_up;
 }
 
-/* Connections that the application has closed wait for themselves (buffered.h). */
+/* Connections that the application has closed wait for themselves (buffered.c). */
 static bool somebody_waits(const struct r2_peer *p)
 {
     if (p->opening)

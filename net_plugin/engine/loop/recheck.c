@@ -1,6 +1,9 @@
+/* A second look at what was left to I/O threads that may have no core, or too much to do: bulk
+ * lanes that were asked for what waits, frames that a control socket's thread was to send. Whoever
+ * polls for a message, of whatever peer, has it done once they have had 300 us or so; what nobody
+ * polls for has the peer's tick, and so have test chunks, copies, what a full socket holds up, and
+ * what queue pairs are asked for but frames. Not where one thread does all. */
 #define _GNU_SOURCE
-#include "engine/loop/recheck.h"
-
 #include "engine/loop/loop.h"
 #include "util/lock.h"
 
@@ -14,14 +17,12 @@ static int due_peers(uint64_t now, struct r2_peer **out)
 {
     static unsigned from; /* peers of the list, its length may have changed */
     unsigned i, ended = 0;
-    const struct r2_list *l;
     uint64_t next = 0;
     int n = 0;
 
     for (int pass = 0; pass < 2; pass++) {
         i = 0;
-        R2_LIST_FOR_EACH (l, &r2_eng.peers) {
-            struct r2_peer *p = R2_CONTAINER_OF(l, struct r2_peer, node);
+        R2_LIST_EACH (p, struct r2_peer, node, &r2_eng.peers) {
             unsigned long at = atomic_load(&p->recheck_at);
 
             if ((i++ < from) == !pass || !at)

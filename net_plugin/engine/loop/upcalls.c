@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/locate/locate.h"
 #include "engine/loop/loop.h"
 #include "util/siphash.h"
 
@@ -103,8 +102,7 @@ static void up_up(void *owner, struct r2_ep *ep)
     r2_peer_lock(p);
     if (path->ep == ep && path->state == R2_PATH_CONNECTING)
         r2_path_up(path);
-    if (p->resync && p->n_up)
-        r2_peer_resync(p);
+    r2_peer_resync(p);
     r2_peer_unlock(p);
 }
 
@@ -143,7 +141,7 @@ static void up_failed(void *owner, struct r2_ep *ep, int err, const struct r2_ep
                                            : "connect");
         if (h->given_up)
             r2_peer_given_up(p, path->attempt.at);
-        if (p->out && p->n_up && p->resync)
+        if (p->out)
             r2_peer_resync(p); /* DOWN leaves at once */
     }
     r2_peer_unlock(p);
@@ -163,18 +161,15 @@ static bool up_alone(void *owner, struct r2_ep *ep)
 {
     struct r2_path *path = owner;
     struct r2_peer *p;
-    bool alone = true;
+    bool alone;
 
     if (r2_eng.ops->params(ep)->probe || r2_eng.ops->params(ep)->locate)
         return true;
     p = path->peer;
     r2_peer_lock(p);
-    for (int i = 0; i < p->n_paths && alone; i++) {
-        const struct r2_path *other = p->paths[i];
-
-        alone =
-            other == path || r2_path_may(other) < R2_MAY_LAST_RESORT || !r2_path_suffices(other);
-    }
+    alone = !R2_ANY_PATH(other, p,
+                         other != path && r2_path_may(other) >= R2_MAY_LAST_RESORT &&
+                             r2_path_suffices(other));
     r2_peer_leave(p); /* as of up_ctrl: a question sends nothing */
     return alone;
 }

@@ -1,6 +1,4 @@
 #define _GNU_SOURCE
-#include "engine/message/acks.h"
-
 #include <errno.h>
 #include <stdlib.h>
 
@@ -15,14 +13,8 @@ struct r2_path *r2_acks_path(struct r2_conn *c)
     return r2_path_for_ctrl(c->peer, -1, c->remote_home);
 }
 
-/* No memory for one more range: what can be said is said, and all of it again soon. Until that has
- * worked no generation is called fenced, or the sender would send again what is in place. */
-static void range_dropped(struct r2_peer *p)
-{
-    p->resync = R2_RESYNC_ACKS;
-    r2_timer_sooner(&p->timer, r2_peer_now(p) + R2_TICK_NS);
-}
-
+/* Without memory for one more range what can be said is said, and all of it again soon. Until that
+ * has worked no generation is called fenced, or the sender would send again what is in place. */
 static void queue(struct r2_conn *c, struct r2_path *path, uint64_t seq, uint64_t off, uint64_t len)
 {
     if (len) {
@@ -36,10 +28,12 @@ static void queue(struct r2_conn *c, struct r2_path *path, uint64_t seq, uint64_
                 c->cap_ranges = cap;
             }
         }
-        if (c->n_ranges < c->cap_ranges)
+        if (c->n_ranges < c->cap_ranges) {
             c->ranges[c->n_ranges++] = (struct r2_ack_range){.seq = seq, .offset = off, .len = len};
-        else
-            range_dropped(c->peer);
+        } else {
+            c->peer->resync = R2_RESYNC_ACKS;
+            r2_timer_sooner(&c->peer->timer, r2_peer_now(c->peer) + R2_TICK_NS);
+        }
     }
     if (path)
         c->ack_path = path->index;
@@ -92,7 +86,7 @@ void r2_recv_out_acks(struct r2_peer *p)
 
         r2_list_del(&c->acks);
         /* The path that brought the bytes is alive, or was a moment ago. */
-        if (!path || !r2_path_takes_frames(path) || r2_path_high_rtt(path))
+        if (!path || !r2_path_is_up(path) || r2_path_high_rtt(path))
             path = r2_acks_path(c);
         if (path)
             out_ack(c, path);
@@ -105,10 +99,10 @@ void r2_recv_flushed(struct r2_conn *c, uint64_t cum)
 {
     if (cum > c->flushed)
         c->flushed = cum;
-    for (uint64_t s = c->oldest; s < c->next_seq && s < c->flushed; s++) {
-        struct r2_req *r = r2_conn_req(c, s);
-
-        if (r && r->arrived)
+    R2_FOR_EACH_REQ (r, c) {
+        if (r->seq >= c->flushed)
+            break;
+        if (r->arrived)
             r2_req_finish(r, 0);
     }
 }
@@ -124,16 +118,14 @@ static bool repeat_range(void *arg, uint64_t off, uint64_t len)
 void r2_recv_repeat(struct r2_conn *c, struct r2_path *path)
 {
     c->n_ranges = 0;
-    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
-        struct r2_req *r = r2_conn_req(c, s);
-
-        if (r && !r->arrived)
+    R2_FOR_EACH_REQ (r, c) {
+        if (!r->arrived)
             r2_recv_arrived(&r->led.recv, repeat_range, r);
-        else if (r && s >= c->cum) /* whole, but an earlier message is not */
-            r2_recv_queue_ack(c, NULL, s, 0, r->led.recv.total);
+        else if (r->seq >= c->cum) /* whole, but an earlier message is not */
+            r2_recv_queue_ack(c, NULL, r->seq, 0, r->led.recv.total);
     }
     for (int i = 0; i < R2_EAGER_AHEAD; i++) {
-        if (c->stash[i].valid && c->stash[i].seq >= c->cum)
+        if (c->stash[i].data && c->stash[i].seq >= c->cum)
             r2_recv_queue_ack(c, NULL, c->stash[i].seq, 0, c->stash[i].size);
     }
     r2_recv_queue_ack(c, path, 0, 0, 0);
@@ -189,15 +181,14 @@ bool r2_acks_unsaid(void)
 
     if (pthread_mutex_trylock(&r2_eng.lock))
         return true;
-    for (struct r2_list *n = r2_eng.inited ? r2_eng.peers.next : &r2_eng.peers;
-         n != &r2_eng.peers && !some; n = n->next) {
-        struct r2_peer *p = R2_CONTAINER_OF(n, struct r2_peer, node);
-
+    R2_LIST_EACH (p, struct r2_peer, node, &r2_eng.peers) {
         some = pthread_mutex_trylock(&p->lock);
         if (some)
             break;
         some = p->n_up && unsaid_to(p);
         r2_peer_leave(p);
+        if (some)
+            break;
     }
     pthread_mutex_unlock(&r2_eng.lock);
     return some;

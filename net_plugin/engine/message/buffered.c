@@ -1,3 +1,13 @@
+/* Small messages whose send is done before they are acknowledged.
+ *
+ * NCCL begins its next operation on a connection when the last send of the one before is done, so
+ * an acknowledgement that it waits for is a round trip in each small operation (docs/decisions.md
+ * 36). A message of up to R2CCL_EAGER is copied instead when it is first sent: nothing reads the
+ * application's buffer any more, and the copy is what is sent again over another path until the
+ * peer's engine has acknowledged every byte. What has no way out, because of credit or because no
+ * path is up, is not done. A connection that is closed meanwhile lingers: it is not closed for the
+ * peer until the copies are acknowledged, or have failed; and a process that exits waits for them
+ * (R2CCL_BUFFERED; only with several I/O threads). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -52,10 +62,8 @@ bool r2_buffered_lingers(struct r2_conn *c)
 {
     if (!c->peer->out || c->state != R2_CONN_OPEN || c->oldest == c->next_seq)
         return false;
-    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
-        struct r2_req *r = r2_conn_req(c, s);
-
-        if (r && !r->copy)
+    R2_FOR_EACH_REQ (r, c) {
+        if (!r->copy)
             return false;
     }
     c->linger = R2_LINGER_AWAITED;

@@ -13,10 +13,8 @@ uint64_t r2_send_waiting(const struct r2_req *r)
 
 const struct r2_req *r2_send_first_waiting(struct r2_conn *c)
 {
-    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
-        const struct r2_req *r = r2_conn_req(c, s);
-
-        if (r && r2_send_waiting(r))
+    R2_FOR_EACH_REQ (r, c) {
+        if (r2_send_waiting(r))
             return r;
     }
     return NULL;

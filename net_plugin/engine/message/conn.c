@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "engine/message/message.h"
-#include "engine/message/p2pchunk.h"
 #include "util/copy.h"
 #include "util/lock.h"
 
@@ -182,10 +181,8 @@ void r2_conn_fail(struct r2_conn *c, int err)
     r2_list_del(&c->ready);
     r2_list_del(&c->acks);
     /* What has arrived whole, and only waits for its acknowledgement to leave, is no loss. */
-    for (uint64_t s = c->oldest; !c->peer->out && s < c->next_seq; s++) {
-        struct r2_req *r = r2_conn_req(c, s);
-
-        if (r && r->arrived)
+    R2_FOR_EACH_REQ (r, c) {
+        if (r->arrived)
             r2_req_finish(r, 0);
     }
     finish_all(c, err);

@@ -54,10 +54,8 @@ void r2_flush_note(struct r2_req *r, const struct r2_path *path)
 /* What it wrote and did not tell of belongs to a message that is still missing something. */
 static bool awaits_device_bytes(struct r2_conn *c)
 {
-    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
-        const struct r2_req *r = r2_conn_req(c, s);
-
-        if (r && !r->arrived && r->mr && r->mr->device)
+    R2_FOR_EACH_REQ (r, c) {
+        if (!r->arrived && r->mr && r->mr->device)
             return true;
     }
     return false;

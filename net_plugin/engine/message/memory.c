@@ -7,24 +7,30 @@
 #include "engine/message/message.h"
 #include "util/lock.h"
 
-static int reg(struct r2_conn *c, const struct r2_memory *m, struct r2_mr **out)
+int r2_engine_reg_dmabuf(struct r2_conn *c, void *data, size_t size, int type, uint64_t offset,
+                         int fd, struct r2_mr **out)
 {
     R2_UNCANCELLED;
+    struct r2_memory m = {.data = data,
+                          .size = size,
+                          .device = type != R2_MEMORY_TYPE_HOST,
+                          .dmabuf_fd = fd,
+                          .dmabuf_offset = offset};
     struct r2_mr *mr = calloc(1, sizeof(*mr));
     int rc;
 
     *out = NULL;
     if (!mr)
         return -ENOMEM;
-    if (atomic_load(&r2_eng.inert) || (m->device && !r2_eng.device_memory)) {
+    if (atomic_load(&r2_eng.inert) || (m.device && !r2_eng.device_memory)) {
         free(mr);
-        return m->device ? -EINVAL : -EPERM;
+        return m.device ? -EINVAL : -EPERM;
     }
-    mr->data = m->data;
-    mr->size = m->size;
-    mr->device = m->device;
+    mr->data = data;
+    mr->size = size;
+    mr->device = m.device;
     r2_list_init(&mr->node);
-    rc = r2_eng.ops->reg(m, &mr->keys);
+    rc = r2_eng.ops->reg(&m, &mr->keys);
     if (rc) {
         free(mr);
         return rc;
@@ -38,33 +44,15 @@ static int reg(struct r2_conn *c, const struct r2_memory *m, struct r2_mr **out)
 
 int r2_engine_reg(struct r2_conn *c, void *data, size_t size, int type, struct r2_mr **out)
 {
-    struct r2_memory m = {
-        .data = data, .size = size, .device = type != R2_MEMORY_TYPE_HOST, .dmabuf_fd = -1};
-
-    return reg(c, &m, out);
-}
-
-int r2_engine_reg_dmabuf(struct r2_conn *c, void *data, size_t size, int type, uint64_t offset,
-                         int fd, struct r2_mr **out)
-{
-    struct r2_memory m = {.data = data,
-                          .size = size,
-                          .device = type != R2_MEMORY_TYPE_HOST,
-                          .dmabuf_fd = fd,
-                          .dmabuf_offset = offset};
-
-    return reg(c, &m, out);
+    return r2_engine_reg_dmabuf(c, data, size, type, 0, -1, out);
 }
 
 /* There are messages that the peer was told to write into this memory, and that have not arrived.
  */
 static bool written_yet(const struct r2_conn *c)
 {
-    bool one_sided = false;
-
-    for (int i = 0; i < c->peer->n_paths; i++)
-        one_sided |= c->peer->paths[i]->transport != R2_VIA_TCP;
-    return one_sided && !c->peer->out && c->cum < c->next_seq;
+    return !c->peer->out && c->cum < c->next_seq &&
+           R2_ANY_PATH(path, c->peer, r2_path_one_sided(path));
 }
 
 int r2_conn_detach(struct r2_conn *c, bool *revoke)

@@ -2,9 +2,59 @@
 #ifndef R2_ENGINE_MESSAGE_MESSAGE_H
 #define R2_ENGINE_MESSAGE_MESSAGE_H
 
-#include "engine/message/buffered.h"
-#include "engine/message/memory.h"
 #include "engine/path/path.h"
+
+/* ---- memory.c */
+/* Lets every lane go of the connection's memory: with the peer's agreement if it may write there,
+ * else by force. Under the lock, without it on return. 0, or -ETIMEDOUT: a NIC does not confirm
+ * it. `*revoke`: a peer may still hold a key. */
+int r2_conn_detach(struct r2_conn *c, bool *revoke);
+
+/* ---- flush.c */
+/* Of a request that is a flush: as r2_engine_test. */
+int r2_flush_test(struct r2_req *r, int *done);
+/* A chunk has arrived over the path; under the lock. */
+void r2_flush_note(struct r2_req *r, const struct r2_path *path);
+/* R: a generation has been fenced, whose last bytes may still be on their way to a GPU; under the
+ * lock. */
+void r2_flush_note_fenced(const struct r2_path *path);
+
+/* ---- revoke.c: what was cleared to send is taken back; all under the lock but the first */
+/* R: asks the sender of a connection that is closed or failed here to stop, and waits for its
+ * answer and for the chunks that it names; at most so long. True: nothing of the connection can be
+ * written any more. Takes the peer's lock; the caller holds none. */
+bool r2_revoke(struct r2_conn *c);
+extern uint64_t r2_revoke_wait_ns; /* 0: by the heartbeats' deadline; tests set it */
+/* A chunk of the connection was handed to (S) or came over (R) the path. */
+void r2_revoke_count(struct r2_conn *c, const struct r2_path *path);
+/* S: a NIC has let go of a chunk. True: the peer is told by a frame, to be sent with the unlock. */
+bool r2_revoke_back(struct r2_conn *c, const struct r2_path *path);
+int r2_revoke_on_ask(struct r2_path *path, const uint8_t *body);
+int r2_revoke_on_answer(struct r2_path *path, const uint8_t *body);
+/* R: the sender's word, in REVOKED or CLOSE. */
+void r2_revoke_said(struct r2_conn *c, const uint8_t *lanes, uint32_t n);
+/* S: fills what it has handed out; the number of entries. */
+uint32_t r2_revoke_lanes(const struct r2_conn *c, struct r2_msg_lane out[R2_PATHS_MAX]);
+
+/* ---- buffered.c: small messages whose send is done before they are acknowledged; all but the last
+ * two under the peer's lock */
+/* S: a small message is about to be sent: from now on its data is the engine's copy. False: it is
+ * not copied (R2CCL_BUFFERED, one I/O thread, no memory), and done when it is acknowledged. */
+bool r2_buffered_take(struct r2_req *r);
+/* S: it was sent: if it is a copy the application learns that it is done. */
+void r2_buffered_done(struct r2_req *r);
+/* S: acknowledged, or failed; its connection may have waited for that. */
+void r2_buffered_free(struct r2_req *r);
+/* S: the application closes a connection: whether copies, and only they, are unacknowledged. Then
+ * the application's reference is the engine's, and r2_conns_leave ends it. */
+bool r2_buffered_lingers(struct r2_conn *c);
+/* No exit waits for the connection any more: the peer knows its end, has said its own, or is gone.
+ */
+void r2_buffered_left(struct r2_conn *c);
+/* In the whole process, for whoever waits for none: messages that nobody has acknowledged, and
+ * connections that linger. Any thread. */
+int r2_buffered_unacked(void);
+int r2_buffered_lingering(void);
 
 /* ---- conn.c */
 struct r2_conn *r2_conn_new(struct r2_peer *p, uint64_t id);
@@ -23,19 +73,50 @@ void r2_conn_out_close(struct r2_conn *c);
  * forgotten as soon as it knows. */
 void r2_conn_end(struct r2_conn *c);
 void r2_conn_out_closed(struct r2_conn *c);
-/* Ends the lingering connections of a peer that wait for nothing more (buffered.h). Its task only:
+/* Ends the lingering connections of a peer that wait for nothing more (buffered.c). Its task only:
  * connections may be freed. */
 void r2_conns_leave(struct r2_peer *p);
 void r2_conn_out_open(struct r2_conn *c);
 /* Takes a closed connection whose CLOSE is acknowledged out of the peer. */
 void r2_conn_reap(struct r2_conn *c);
-static inline struct r2_req *r2_conn_req(struct r2_conn *c, uint64_t seq)
+static inline struct r2_req *r2_conn_req(const struct r2_conn *c, uint64_t seq)
 {
     struct r2_req *r = c->window[seq % R2_WINDOW];
 
     return r && r->seq == seq ? r : NULL;
 }
+/* The connection's messages that are not over, in their order. The body may end the one at hand. */
+#define R2_FOR_EACH_REQ(r, c)                                                                      \
+    for (struct r2_req *r = r2_req_from(c, (c)->oldest); r; r = r2_req_from(c, r->seq + 1))
+static inline struct r2_req *r2_req_from(const struct r2_conn *c, uint64_t seq)
+{
+    for (; seq < c->next_seq; seq++) {
+        struct r2_req *r = r2_conn_req(c, seq);
+
+        if (r)
+            return r;
+    }
+    return NULL;
+}
 void r2_req_finish(struct r2_req *r, int err); /* err 0: done */
+
+/* ---- p2pchunk.c: the pieces that NCCL cuts sends and receives into between nodes */
+/* Puts `bytes` (0: nothing; else rounded down to 4 KiB, and to what NCCL's buffers hold) into the
+ * environment where the user has put nothing: at NCCL's first call of the plugin, before it has
+ * read the variable. `nccl`: its version, 0 if unknown. Once, before the engine's I/O threads;
+ * other threads that look into the environment meanwhile: docs/decisions.md 40. */
+void r2_p2pchunk_start(uint64_t bytes, unsigned nccl);
+/* What is to be said of the memory that the pieces take, where a control group (a container) allows
+ * `limit` bytes to `ranks` processes; "" if that is enough. Pure. */
+void r2_p2pchunk_memory(uint64_t limit, int ranks, uint64_t bytes, char *out, size_t cap);
+/* The least memory.max of the control groups that `cgroup` (the text of /proc/self/cgroup) names,
+ * under the folder `root`; 0: no limit, or not known. */
+uint64_t r2_p2pchunk_limit(const char *root, const char *cgroup);
+/* What NCCL takes here, in KiB, rounded up; more than the word holds: its largest. */
+uint16_t r2_p2pchunk_word(void);
+/* The peer's. Another one than ours is told to the user, once for each peer: NCCL does not look,
+ * and what it sends and receives is then wrong. Under the peer's lock. */
+void r2_p2pchunk_heard(struct r2_peer *p, uint16_t word);
 
 /* ---- send.c: the sender's messages */
 void r2_send_start(struct r2_req *r); /* a new message: eager or to the ready list */
@@ -73,9 +154,31 @@ bool r2_send_carries(const struct r2_path *path, const struct r2_req *r);
 void r2_send_fill(struct r2_path *path, struct r2_conn *c, struct r2_req *r,
                   const struct r2_chunk *chunk, struct r2_bulk *bulk);
 
+/* ---- acks.c: the receiver's acknowledgements, queued under the peer's lock. They are said at the
+ * end of a burst of arrivals, or a little later when nobody waits for them. */
+void r2_acks_init(struct r2_peer *p);
+/* Over which path they leave when the one that brought the bytes is gone; may be NULL. */
+struct r2_path *r2_acks_path(struct r2_conn *c);
+/* `len` bytes of a message beyond c->cum; 0: c->cum alone is news. path: that brought them, or
+ * NULL. */
+void r2_recv_queue_ack(struct r2_conn *c, struct r2_path *path, uint64_t seq, uint64_t off,
+                       uint64_t len);
+/* The same for a whole message that its sender has a copy of. */
+void r2_recv_queue_late_ack(struct r2_conn *c, struct r2_path *path, uint64_t seq, uint64_t len);
+/* Turns queued acknowledgements into frames. */
+void r2_recv_out_acks(struct r2_peer *p);
+/* The kernel has what says that all messages below `cum` are here. */
+void r2_recv_flushed(struct r2_conn *c, uint64_t cum);
+/* Everything that has arrived, queued for acknowledgement again. */
+void r2_recv_repeat(struct r2_conn *c, struct r2_path *path);
+/* At exit, as a hint and without waiting for a lock: a message is here whose sender will not know
+ * it, or a frame (the end of a connection) is queued, though there is a path to say so over. */
+bool r2_acks_unsaid(void);
+void r2_up_burst_end(void *owner, struct r2_ep *ep);
+
 /* ---- resync.c */
-/* Repeats on live paths what is dead, cleared to send, arrived, opened and closed, and news about
- * NICs that nobody has acknowledged (nicnews.c). */
+/* If that is wanted, repeats on live paths what is dead, cleared to send, arrived, opened and
+ * closed, and news about NICs that nobody has acknowledged (nicnews.c). */
 void r2_peer_resync(struct r2_peer *p);
 void r2_up_ctrl_sent(void *owner, struct r2_ep *ep, uint64_t sent);
 

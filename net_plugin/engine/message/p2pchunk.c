@@ -1,6 +1,7 @@
+/* The pieces that NCCL cuts sends and receives into between nodes (NCCL_P2P_NET_CHUNKSIZE; alltoall
+ * is made of them). NCCL takes 128 KiB for granted and has eight of a connection under way, which
+ * is too little for several fast NICs (docs/decisions.md 40). */
 #define _GNU_SOURCE
-#include "engine/message/p2pchunk.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

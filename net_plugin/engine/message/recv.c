@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "engine/message/message.h"
-#include "engine/path/limited.h"
 #include "util/copy.h"
 #include "util/crc32c.h"
 
@@ -53,11 +52,10 @@ void r2_recv_cts(struct r2_req *r, struct r2_path *path)
 void r2_recv_say_kept(struct r2_peer *p, uint64_t now)
 {
     R2_FOR_EACH_CONN (c, p) {
-        for (uint64_t s = c->oldest; !c->peer->out && s < c->next_seq && c->state == R2_CONN_OPEN;
-             s++) {
-            struct r2_req *r = r2_conn_req(c, s);
-
-            if (r && r->kept && !r->arrived && now > r->posted_at + KEPT_NS)
+        if (c->state != R2_CONN_OPEN)
+            continue;
+        R2_FOR_EACH_REQ (r, c) {
+            if (r->kept && !r->arrived && now > r->posted_at + KEPT_NS)
                 r2_recv_cts(r, r2_acks_path(c));
         }
     }
@@ -97,7 +95,7 @@ static struct r2_stash *stash_of(struct r2_conn *c, uint64_t seq)
 {
     struct r2_stash *s = &c->stash[seq % R2_EAGER_AHEAD];
 
-    return s->valid && s->seq == seq ? s : NULL;
+    return s->data && s->seq == seq ? s : NULL;
 }
 
 static void placed(struct r2_req *r)
@@ -119,7 +117,7 @@ static int place_eager(struct r2_req *r, const uint8_t *data, uint32_t size, boo
     if (rc == 0 && size && r->mr && r->mr->device)
         rc = -EPROTO; /* no thread may write there, and the sender was told */
     if (rc == 0 && size) {
-        rc = r2_recv_claim(&r->led.recv, 0, size, UINT16_MAX, 0, 0);
+        rc = r2_recv_claim(&r->led.recv, 0, size, UINT16_MAX, 0, 0, false);
         if (rc == 0) {
             r2_copy_lines(r->data, data, size, 0);
             rc = r2_recv_done(&r->led.recv, 0, size, UINT16_MAX, 0);
@@ -148,7 +146,6 @@ void r2_recv_start(struct r2_req *r)
     if (!r->kept)
         post_cts(r, r2_acks_path(c)); /* for a stashed message it gives the credit back */
     if (s) {
-        s->valid = false;
         place_eager(r, s->data, s->size, s->buffered);
         r2_mem_less(s->size);
         free(s->data);
@@ -160,7 +157,7 @@ static int stash_eager(struct r2_conn *c, const struct r2_msg_eager *m, const ui
 {
     struct r2_stash *s = &c->stash[m->seq % R2_EAGER_AHEAD];
 
-    if (m->seq >= c->next_seq + R2_EAGER_AHEAD || s->valid)
+    if (m->seq >= c->next_seq + R2_EAGER_AHEAD || s->data)
         return -EPROTO;
     s->data = malloc(m->size ? m->size : 1);
     if (!s->data)
@@ -170,7 +167,6 @@ static int stash_eager(struct r2_conn *c, const struct r2_msg_eager *m, const ui
     s->seq = m->seq;
     s->size = m->size;
     s->buffered = m->flags & R2_EAGER_BUFFERED;
-    s->valid = true;
     mark_arrived(c, m->seq);
     return 0;
 }
@@ -276,10 +272,10 @@ static int claim(struct r2_path *path, struct r2_ep *ep, struct r2_bulk *bulk, u
     if (rc == 0)
         rc = r2_recv_claim(&r->led.recv, bulk->offset, bulk->len, path->index,
                            r2_eng.ops->params(ep)->gen,
-                           bulk->flags & R2_BULK_COPY ? lane | LANE_COPY : lane);
+                           bulk->flags & R2_BULK_COPY ? lane | LANE_COPY : lane, false);
     if (rc == -EBUSY && !(bulk->flags & R2_BULK_COPY)) /* some of it has come, in other pieces */
-        rc = r2_recv_claim_over(&r->led.recv, bulk->offset, bulk->len, path->index,
-                                r2_eng.ops->params(ep)->gen, lane);
+        rc = r2_recv_claim(&r->led.recv, bulk->offset, bulk->len, path->index,
+                           r2_eng.ops->params(ep)->gen, lane, true);
     if (rc == 1) {
         r2_count(&r2_eng.n->duplicate_chunks, 1);
         r2_recv_queue_ack(c, path, bulk->seq, bulk->offset, bulk->len);
@@ -326,7 +322,7 @@ static bool being_placed(struct r2_peer *p, const struct r2_bulk *bulk)
 }
 
 /* Who reads the very chunk of a copy into its place: its path, with the endpoint's reference. None
- * that was claimed over bytes in place (r2_recv_claim_over): a copy cannot have its claim. */
+ * that was claimed over bytes in place (`over`): a copy cannot have its claim. */
 static struct r2_path *reader(struct r2_peer *p, const struct r2_bulk *bulk, struct r2_ep **ep,
                               unsigned *lane)
 {

@@ -29,10 +29,8 @@ static void resync_conn(struct r2_conn *c, struct r2_path *via)
     if (!c->peer->out && c->state != R2_CONN_FAILED) {
         r2_recv_repeat(c, via);
         c->cts_sent = 0; /* credit that was on its way may be lost: the next receive says it */
-        for (uint64_t s = c->oldest; s < c->next_seq && c->state == R2_CONN_OPEN; s++) {
-            struct r2_req *r = r2_conn_req(c, s);
-
-            if (r && !r->arrived)
+        R2_FOR_EACH_REQ (r, c) {
+            if (!r->arrived && c->state == R2_CONN_OPEN)
                 r2_recv_cts(r, via);
         }
     }
@@ -44,7 +42,7 @@ static void resync_conn(struct r2_conn *c, struct r2_path *via)
  * bytes back into the queue it knows everything that has arrived. */
 void r2_peer_resync(struct r2_peer *p)
 {
-    struct r2_path *via = r2_path_for_ctrl(p, -1, -1);
+    struct r2_path *via = p->resync ? r2_path_for_ctrl(p, -1, -1) : NULL;
 
     if (!via || r2_out_full(via))
         return; /* the peer does not read: what is queued says enough until it does */

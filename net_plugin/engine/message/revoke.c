@@ -22,11 +22,6 @@ uint64_t r2_revoke_wait_ns; /* 0: patience() */
 #define PATIENCE_MIN_NS (200 * R2_NS_PER_MS)
 #define PATIENCE_MAX_NS R2_NS_PER_S
 
-static bool one_sided(const struct r2_path *path)
-{
-    return path->transport != R2_VIA_TCP;
-}
-
 static void count(struct r2_conn_lane *lane, uint32_t gen)
 {
     if (lane->gen != gen)
@@ -36,7 +31,7 @@ static void count(struct r2_conn_lane *lane, uint32_t gen)
 
 void r2_revoke_count(struct r2_conn *c, const struct r2_path *path)
 {
-    if (!one_sided(path))
+    if (!r2_path_one_sided(path))
         return;
     count(&c->lanes[path->index], path->gen);
     c->under_way += c->peer->out;
@@ -72,7 +67,7 @@ static void answer(struct r2_conn *c, struct r2_path *path)
 
 bool r2_revoke_back(struct r2_conn *c, const struct r2_path *path)
 {
-    if (!one_sided(path) || !c->under_way)
+    if (!r2_path_one_sided(path) || !c->under_way)
         return false;
     c->under_way--;
     if (c->revocation != R2_REVOKE_ASKED || c->under_way)
@@ -135,12 +130,8 @@ int r2_revoke_on_answer(struct r2_path *path, const uint8_t *body)
  * land while its end is not confirmed. */
 static bool older_unconfirmed(const struct r2_conn *c)
 {
-    const struct r2_list *n;
-
-    R2_LIST_FOR_EACH (n, &c->peer->dying) {
-        const struct r2_dying *d = R2_CONTAINER_OF(n, struct r2_dying, node);
-
-        if (d->path && one_sided(d->path) && d->gen < c->said[d->path->index].gen)
+    R2_LIST_EACH (d, const struct r2_dying, node, &c->peer->dying) {
+        if (d->path && r2_path_one_sided(d->path) && d->gen < c->said[d->path->index].gen)
             return true;
     }
     return false;
@@ -161,23 +152,14 @@ static bool all_in(const struct r2_conn *c)
     return c->revocation;
 }
 
+/* Over every path: one of them may be dead, which an idle peer's heartbeats find out late.
+ * Questions and answers may come twice. */
 static void ask(struct r2_conn *c)
-{
-    struct r2_msg_revoke m = {.conn = c->id};
-    struct r2_path *path = r2_path_for_ctrl(c->peer, -1, c->remote_home);
-
-    if (path)
-        r2_out_frame(path, R2_F_REVOKE, &m, sizeof(m), NULL, 0);
-}
-
-/* The path that took the question may be dead, which an idle peer's heartbeats find out late: over
- * every path. Questions and answers may come twice. */
-static void ask_again(struct r2_conn *c)
 {
     struct r2_msg_revoke m = {.conn = c->id};
 
     R2_FOR_EACH_PATH (path, c->peer) {
-        if (r2_path_takes_frames(path))
+        if (r2_path_is_up(path))
             r2_out_frame(path, R2_F_REVOKE, &m, sizeof(m), NULL, 0);
     }
 }
@@ -197,25 +179,21 @@ static uint64_t patience(void)
 
 bool r2_revoke(struct r2_conn *c)
 {
-    uint64_t until = r2_now_ns() + patience(), again = r2_now_ns() + r2_eng.set->heartbeat_ns;
+    uint64_t now = r2_now_ns(), until = now + patience(), again = now;
     struct r2_peer *p = c->peer;
-    bool done, possible = true;
+    bool done, possible;
 
-    r2_peer_lock(p);
-    done = all_in(c);
-    if (!done && !c->revocation)
-        ask(c);
-    r2_peer_unlock(p);
-    while (!done && possible && r2_now_ns() < until) {
-        nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+    for (;; now = r2_now_ns()) {
         r2_peer_lock(p);
         done = all_in(c);
-        if (!done && !c->revocation && r2_now_ns() > again) {
-            ask_again(c);
-            again = r2_now_ns() + r2_eng.set->heartbeat_ns;
+        if (!done && !c->revocation && now >= again) {
+            ask(c);
+            again = now + r2_eng.set->heartbeat_ns;
         }
         possible = p->life == R2_PEER_ALIVE && p->n_up > 0;
         r2_peer_unlock(p);
+        if (done || !possible || now >= until)
+            return done;
+        nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
     }
-    return done;
 }

@@ -6,11 +6,6 @@
 #include "engine/message/message.h"
 #include "util/crc32c.h"
 
-static uint64_t bulk_waiting(const struct r2_req *r)
-{
-    return r ? r2_send_waiting(r) : 0;
-}
-
 /* How long nothing could carry what waits is counted from now on: nobody looks at connections that
  * are not in the line. */
 static void line_up(struct r2_conn *c)
@@ -24,8 +19,8 @@ static void line_up(struct r2_conn *c)
 static void recount(struct r2_conn *c)
 {
     c->waiting = 0;
-    for (uint64_t s = c->oldest; s < c->next_seq; s++)
-        c->waiting += bulk_waiting(r2_conn_req(c, s));
+    R2_FOR_EACH_REQ (r, c)
+        c->waiting += r2_send_waiting(r);
     if (!c->waiting)
         r2_list_del(&c->ready);
     else if (r2_list_empty(&c->ready))
@@ -69,14 +64,10 @@ void r2_send_pump(struct r2_conn *c)
 {
     if (!c->peer->out || (c->state != R2_CONN_OPEN))
         return;
-    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
-        struct r2_req *r = r2_conn_req(c, s);
-
-        if (!r || r2_send_idle(&r->led.send))
+    R2_FOR_EACH_REQ (r, c) {
+        if (r2_send_idle(&r->led.send) || !r2_send_is_eager(r))
             continue;
-        if (!r2_send_is_eager(r))
-            continue;
-        if (s >= c->posted + R2_EAGER_AHEAD || !send_eager(c, r))
+        if (r->seq >= c->posted + R2_EAGER_AHEAD || !send_eager(c, r))
             return;
     }
 }
@@ -131,9 +122,9 @@ void r2_send_on_cts(struct r2_conn *c, const struct r2_msg_cts *m, const uint32_
         r2_conn_fail(c, -EMSGSIZE);
         return;
     }
-    if (fresh && bulk_waiting(r)) {
+    if (fresh && r && r2_send_waiting(r)) {
         r2_conn_begins(c, r);
-        r2_send_more(c, bulk_waiting(r));
+        r2_send_more(c, r2_send_waiting(r));
     }
     r2_send_pump(c);
     if (!r2_list_empty(&c->ready))
@@ -186,12 +177,12 @@ static int64_t ack_req(struct r2_conn *c, uint64_t seq, const struct r2_ack_rang
 
     if (!r)
         return 0;
-    before = bulk_waiting(r);
-    n = range ? r2_send_ack(&r->led.send, range->offset, range->len, report, c->peer)
-              : r2_send_ack_all(&r->led.send, report, c->peer);
+    before = r2_send_waiting(r);
+    n = r2_send_ack(&r->led.send, range ? range->offset : 0, range ? range->len : r->size, report,
+                    c->peer);
     if (n < 0)
         return n;
-    if (bulk_waiting(r) != before)
+    if (r2_send_waiting(r) != before)
         recount(c); /* bytes that were queued for replay had arrived */
     if (r2_send_complete(&r->led.send))
         r2_req_finish(r, 0);
@@ -221,12 +212,8 @@ void r2_send_fenced(struct r2_path *path, uint32_t gen)
     R2_FOR_EACH_CONN (c, p) {
         bool any = false;
 
-        for (uint64_t s = c->oldest; s < c->next_seq && c->peer->out; s++) {
-            struct r2_req *r = r2_conn_req(c, s);
-
-            if (r && r2_send_path_down(&r->led.send, path->index, gen, &again))
-                any = true;
-        }
+        R2_FOR_EACH_REQ (r, c)
+            any |= r2_send_path_down(&r->led.send, path->index, gen, &again) > 0;
         if (any)
             recount(c);
         r2_send_pump(c); /* messages of no bytes, too */

@@ -100,12 +100,11 @@ static const struct r2_send_rec *find(const struct r2_path *path, const struct r
 
 static bool take_from(struct r2_path *path, struct r2_conn *c, struct r2_bulk *bulk, uint64_t now)
 {
-    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
-        struct r2_req *r = r2_conn_req(c, s);
+    R2_FOR_EACH_REQ (r, c) {
         const struct r2_send_rec *rec;
         struct r2_chunk chunk;
 
-        if (!r || r->size <= r2_eng.set->eager || !(rec = find(path, r, now)) ||
+        if (r->size <= r2_eng.set->eager || !(rec = find(path, r, now)) ||
             !r2_send_again(&r->led.send, rec->id, path->index, path->gen, now, &chunk))
             continue;
         r2_send_fill(path, c, r, &chunk, bulk);

@@ -69,10 +69,8 @@ void r2_peer_find_ways(struct r2_peer *p)
 {
     R2_FOR_EACH_READY (c, p) {
         c->ways = R2_WAYS_RULED;
-        for (uint64_t s = c->oldest; s < c->next_seq && c->ways == R2_WAYS_RULED; s++) {
-            struct r2_req *r = r2_conn_req(c, s);
-
-            if (r && r2_send_waiting(r))
+        R2_FOR_EACH_REQ (r, c) {
+            if (c->ways == R2_WAYS_RULED && r2_send_waiting(r))
                 c->ways = ways_of(c, r);
         }
     }
@@ -83,28 +81,22 @@ bool r2_conn_has_way(struct r2_conn *c, bool proven)
     const struct r2_peer *p = c->peer;
     bool waits = false, way = false;
 
-    for (uint64_t s = c->oldest; s < c->next_seq && !way; s++) {
-        const struct r2_req *r = r2_conn_req(c, s);
-
-        if (!r || !r2_send_waiting(r))
+    R2_FOR_EACH_REQ (r, c) {
+        if (way || !r2_send_waiting(r))
             continue;
         waits = true;
         /* By any path: that there is none is the peer's time. */
         way |= proven && !r2_send_device(r) && !r2_peer_served(p);
-        for (int i = 0; i < p->n_paths && !way; i++)
-            way = (proven ? p->paths[i]->state == R2_PATH_PROVEN : r2_path_is_up(p->paths[i])) &&
-                  r2_send_carries(p->paths[i], r);
+        way = way || R2_ANY_PATH(path, p,
+                                 (proven ? path->state == R2_PATH_PROVEN : r2_path_is_up(path)) &&
+                                     r2_send_carries(path, r));
     }
     return way || !waits;
 }
 
 void r2_peer_check_stuck(struct r2_peer *p, uint64_t now)
 {
-    struct r2_list *n, *tmp;
-
-    R2_LIST_FOR_EACH_SAFE (n, tmp, &p->ready) {
-        struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
-
+    R2_LIST_EACH_SAFE (c, struct r2_conn, ready, &p->ready) {
         if (r2_conn_has_way(c, true)) /* what comes up and proves nothing is none */
             c->stuck_since = 0;
         else if (!c->stuck_since)

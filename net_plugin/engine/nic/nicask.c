@@ -18,12 +18,10 @@
  * looks for slots that are PUT under the lock before it sleeps, and they become so under it: no
  * signal is missed. The task is kicked after the slot is ANSWERED, so its next run finds that. */
 #define _GNU_SOURCE
-#include "engine/nic/nicask.h"
-
 #include <string.h>
 
+#include "engine/nic/nics.h"
 #include "topology/linkwatch.h"
-#include "util/clock.h"
 #include "util/log.h"
 #include "util/thread.h"
 

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/base/colls.h"
 #include "engine/nic/nics.h"
 
 #define WEIGHT_MAX 100 /* percent */

@@ -26,9 +26,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "engine/nic/nicask.h"
 #include "engine/nic/nics.h"
-#include "topology/nettables.h"
 #include "topology/pick.h"
 
 /* A NIC that is renumbered has for a moment no address of its family: the other one can wait. */
@@ -233,10 +231,8 @@ static bool needs_place(int nic)
 {
     const struct r2_nic_state *s = &r2_eng.nic_state[nic];
 
-    if (r2_local.nics[nic].loopback || r2_local.nics[nic].bare)
-        return false;
-    return missing(nic) ||
-           (!deaf[nic] && !r2_nic_trusted(nic) && atomic_load(&s->census[R2_CENSUS_OK]) <= 0);
+    return has_interface(nic) && (missing(nic) || (!deaf[nic] && !r2_nic_trusted(nic) &&
+                                                   atomic_load(&s->census[R2_CENSUS_OK]) <= 0));
 }
 
 static void look_for_place(int nic, uint64_t now)

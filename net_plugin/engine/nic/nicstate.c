@@ -112,7 +112,7 @@ static void tell_peer(struct r2_peer *p, int nic, bool news, bool forgiven, cons
             tell_path(path, word, others, cause);
     }
     r2_nicnews_tell(p);
-    if (p->resync && p->out && p->n_up)
+    if (p->out)
         r2_peer_resync(p);
     r2_peer_weigh(p);
     if (p->out)
@@ -172,9 +172,8 @@ static bool nic_event(int nic, enum r2_health_event event, const char *cause, ui
 static void show_penalty(int nic, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
-    struct r2_damp_rules rules;
+    struct r2_damp_rules rules = r2_damp_rules();
 
-    r2_damp_rules_get(&rules);
     pthread_mutex_lock(&r2_eng.nic_lock);
     r2_control_nic_damping(r2_eng.ctl, s->row, r2_damp_penalty(&s->damp, &rules, now),
                            r2_damp_reuse_at(&s->damp, &rules, now));
@@ -186,10 +185,9 @@ static void show_penalty(int nic, uint64_t now)
 static void count_failure(int nic, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
-    struct r2_damp_rules rules;
+    struct r2_damp_rules rules = r2_damp_rules();
     bool suppress, others = r2_nic_others(nic) > 0;
 
-    r2_damp_rules_get(&rules);
     pthread_mutex_lock(&r2_eng.nic_lock);
     suppress = r2_damp_failure(&s->damp, &rules, now);
     if (suppress && !others) {
@@ -382,10 +380,9 @@ static void tick_census(int nic, uint64_t now)
 static void tick_damping(int nic, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
-    struct r2_damp_rules rules;
+    struct r2_damp_rules rules = r2_damp_rules();
     bool forgiven, over, alone = !r2_nic_others(nic);
 
-    r2_damp_rules_get(&rules);
     pthread_mutex_lock(&r2_eng.nic_lock);
     forgiven = !s->damp.suppressed; /* r2_nic_forget */
     over = forgiven || r2_damp_tick(&s->damp, &rules, now);

@@ -84,12 +84,6 @@ void r2_peer_hb_forget(struct r2_peer *p)
     count(p, 0, 0);
 }
 
-/* All its paths are asked at the pace of paths in use for a while. */
-static void peer_hb_doubt(struct r2_peer *p, uint64_t now)
-{
-    p->hb_doubt_until = now + DOUBT_NS;
-}
-
 bool r2_path_hb_answers(const struct r2_path *path, uint64_t since)
 {
     return r2_path_is_up(path) && path->hb.state && !path->hb.unanswered &&
@@ -244,7 +238,7 @@ static void beat(const struct look *l, uint64_t now, bool judge)
             if (judge && ++path->hb.unanswered == R2_SUSPECT_BEATS)
                 r2_path_event(path, R2_HEALTH_EV_SILENCE, "heartbeats are overdue");
             r2_count(&r2_eng.n->heartbeats_missed, 1);
-            peer_hb_doubt(path->peer, now);
+            path->peer->hb_doubt_until = now + DOUBT_NS; /* the pace of paths in use */
             path->hb.at = now;
             return;
         }

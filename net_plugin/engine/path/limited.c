@@ -1,6 +1,4 @@
 /* That slow NICs are what is waited for: noted, and asked. */
-#include "engine/path/limited.h"
-
 #include "engine/path/path.h"
 #include "io/pause.h"
 #include "io/standin.h"

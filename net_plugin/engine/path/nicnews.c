@@ -1,4 +1,6 @@
-/* News about NICs, repeated until they are heard. See nicnews.h. */
+/* What one process tells another about its NICs (frame INFO), repeated until the other side says
+ * that it has heard it (frame HEARD). It is a state, not an event: what is repeated is what holds
+ * by then, and who has heard a number need not hear an older one. Under the peer's lock. */
 #include <errno.h>
 #include <string.h>
 

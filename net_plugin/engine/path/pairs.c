@@ -12,7 +12,7 @@
  * pairs, and only theirs is a socket that carries while queue pairs serve. */
 #include <string.h>
 
-#include "engine/path/pairs.h"
+#include "engine/path/path.h"
 #include "topology/nettables.h"
 
 struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transport)

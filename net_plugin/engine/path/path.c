@@ -5,8 +5,29 @@
 #include <string.h>
 
 #include "engine/message/message.h"
-#include "engine/path/pairs.h"
 #include "util/random.h"
+
+/* See core/pathstate.h. */
+enum r2_path_may r2_path_may(const struct r2_path *path)
+{
+    const struct r2_share_set *shares = &path->peer->shares;
+    struct r2_path_facts facts = {
+        .state = path->state,
+        .health = path->health.state,
+        .spare = path->role == R2_ROLE_SPARE,
+        .barred = !path->share.weight && shares->max,
+        .limited = !r2_share_free(shares, &path->share),
+        .slow = path->flow.grey != R2_WEIGHT_FULL,
+    };
+
+    return r2_path_may_carry(&facts);
+}
+
+/* Where memory of devices is taken, sockets are not enough. */
+bool r2_path_suffices(const struct r2_path *path)
+{
+    return r2_path_is_up(path) && (path->transport != R2_VIA_TCP || !r2_eng.device_memory);
+}
 
 struct r2_path *r2_path_obtain(struct r2_peer *p, int lnic, int rnic, int transport)
 {
@@ -87,10 +108,9 @@ void r2_path_up(struct r2_path *path)
     path->shown.verdict[0] = '\0';
     p->reached[path->lnic] |= (uint16_t)(1u << path->rnic);
     path->intro = R2_INTRO_NONE;
-    r2_out_info(path);
+    r2_out_info(path);        /* before any other frame */
     if (!r2_path_is_up(path)) /* no memory for the frame */
         return;
-    path->state = r2_path_next(path->state, R2_PATH_EV_INTRODUCED);
     r2_grey_path_up(path); /* what was measured is forgotten too */
     r2_lanes_init(&path->lanes, r2_eng.ops->planned(path->ep));
     path->flow.busy_until = 0;
@@ -137,7 +157,7 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
                                   .extra = r2_path_has_others(path),
                                   .owner = path};
     struct r2_ep *ep = NULL;
-    int rc;
+    int rc = -ENOMEM;
 
     path->gen++;
     for (unsigned top = atomic_load(&r2_eng.top_gen);
@@ -150,13 +170,11 @@ int r2_path_connect(struct r2_path *path, uint64_t now)
     memcpy(params.secret, p->secret, 16);
     path->state = r2_path_next(path->state, R2_PATH_EV_ATTEMPT);
     path->attempt.at = now;
-    r2_peer_get(p); /* the endpoint's, until `released` */
     r2_path_event(path, R2_HEALTH_EV_PROBE, "tried with fresh resources");
-    rc = -ENOMEM;
-    if (r2_path_end_memory(path))
+    if (r2_path_end_memory(path)) {
+        r2_peer_get(p); /* the endpoint's, until `released` */
         rc = r2_eng.ops->connect(&params, &ep);
-    else
-        r2_peer_put(p);
+    }
     if (rc == 0) {
         path->ep = ep;
         return 0;
@@ -186,7 +204,7 @@ struct r2_path *r2_path_for_ctrl(struct r2_peer *p, int home, int remote_home)
     struct r2_path *best = NULL;
 
     R2_FOR_EACH_PATH (path, p) {
-        if (!r2_path_takes_frames(path))
+        if (!r2_path_is_up(path))
             continue;
         if (path->hb.unanswered == 0 && path->share.weight &&
             r2_path_may(path) >= R2_MAY_LAST_RESORT && !r2_path_high_rtt(path) &&
@@ -246,10 +264,8 @@ static bool is_empty(const struct r2_path *path)
     if (path->outbox.off < path->outbox.len || r2_pathrate_inflight(&path->rate))
         return false;
     R2_FOR_EACH_CONN (c, path->peer) {
-        for (uint64_t s = c->oldest; s < c->next_seq && c->peer->out; s++) {
-            struct r2_req *r = r2_conn_req(c, s);
-
-            if (r && r->attached && r2_send_on_path(&r->led.send, path->index))
+        R2_FOR_EACH_REQ (r, c) {
+            if (r2_send_on_path(&r->led.send, path->index))
                 return false;
         }
     }
@@ -265,9 +281,8 @@ static bool needed(const struct r2_path *path)
 
 static void tick_damped(struct r2_path *path, uint64_t now)
 {
-    struct r2_damp_rules rules;
+    struct r2_damp_rules rules = r2_damp_rules();
 
-    r2_damp_rules_get(&rules);
     if (!r2_damp_tick(&path->damp, &rules, now) && !needed(path))
         return;
     r2_damp_release(&path->damp);

@@ -55,6 +55,12 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
 void r2_peer_waits(struct r2_peer *p, uint64_t now);
 /* A path to the peer has proved itself and is up. */
 bool r2_peer_served(const struct r2_peer *p);
+/* An attempt between these NICs was refused, or another process answered. It counts with no path
+ * up only, and where it can tell something about the process (r2_pair_speaks). */
+void r2_peer_refused(struct r2_peer *p, int lnic, int rnic, uint64_t now);
+/* The process has answered, if only that it wants no such path, or its NICs have changed: what was
+ * refused before says nothing now. */
+void r2_peer_answers(struct r2_peer *p);
 
 /* ---- pathtest.c: test chunks; all under the lock */
 /* The path has come up: it proves itself first, or is in use at once (S); waits for the other
@@ -104,21 +110,52 @@ void r2_peer_census(struct r2_peer *p);
 /* A path of it is wanted and does not answer, and the peer's NIC is not what is at fault. Locks
  * peers. */
 bool r2_nic_asked_in_vain(int nic);
-void r2_damp_rules_get(struct r2_damp_rules *out);
+struct r2_damp_rules r2_damp_rules(void);
 /* Both NICs are of this node, so its kernel hands the bytes over and no wire is
  * asked. Under the peer's lock. */
 bool r2_path_wireless(const struct r2_path *path);
 
-/* ---- pairs.c; under the lock */
+/* ---- pairs.c: which pairs of NICs may have a path, and by which transport. Under the lock; but
+ * for r2_path_find only the connecting side (S) asks. No function fails. */
 struct r2_path *r2_path_find(struct r2_peer *p, int lnic, int rnic, int transport);
+/* Keeps of a local NIC's candidates, best first, those that there is room for; how many. */
+int r2_pairs_keep(struct r2_peer *p, int lnic, int via, int *order, int n);
+/* The peer's NICs that a transport can join to a local one, by rail, best first; how many. */
+int r2_pairs_candidates(const struct r2_peer *p, int lnic, int transport, int *order);
+/* Those, as bits, that a socket joins to it while queue pairs serve others. */
+unsigned r2_pairs_beside(const struct r2_peer *p, int lnic);
 
-/* ---- refusals.c: hosts that refuse; under the lock */
-/* An attempt between these NICs was refused, or another process answered. It counts with no path
- * up only, and where it can tell something about the process (r2_pair_speaks). */
-void r2_peer_refused(struct r2_peer *p, int lnic, int rnic, uint64_t now);
-/* The process has answered, if only that it wants no such path, or its NICs have changed: what was
- * refused before says nothing now. */
-void r2_peer_answers(struct r2_peer *p);
+/* Where a local NIC finds the peer's NIC: by an address of a family that it has, too, if there is
+ * one. */
+const struct r2_wire_addr *r2_pair_addr(const struct r2_peer *p, int lnic, int rnic);
+/* The peer's NIC has an address of the local one's own subnet: what answers there is on its wire.
+ */
+bool r2_pair_on_link(const struct r2_peer *p, int lnic, int rnic);
+
+/* ---- nicnews.c: what peers are told about this node's NICs; under the lock */
+/* There is news about a NIC of ours: said at once, if a path is up, and until it is heard. */
+void r2_nicnews_tell(struct r2_peer *p);
+/* What is open, over the path: one was lost, and maybe words with it. */
+void r2_nicnews_resync(struct r2_peer *p, struct r2_path *via);
+/* Time passes: what is due is said again, over the paths that are up in turn. */
+void r2_nicnews_repeat(struct r2_peer *p, uint64_t now);
+
+/* An INFO of the peer's has come: it hears that it was heard, over the path that brought it unless
+ * that has just ended by what it said. */
+void r2_nicnews_heard(struct r2_path *path);
+int r2_nicnews_on_heard(struct r2_path *path, const uint8_t *body);
+
+/* ---- limited.c: slow NICs are what a peer waits for. Noted here by whoever finds it:
+ * sched/slownics.c for what is sent, the sender's mark for what is received. Under the lock. */
+/* The path's NIC is known to be so fast that nobody waits for it. */
+bool r2_limited_never(const struct r2_path *path);
+/* `bytes` of the peer's wait for slow NICs now. */
+void r2_limited_note(struct r2_peer *p, uint64_t bytes);
+/* R: a marked chunk (R2_BULK_LIMITED) has begun to come. */
+void r2_limited_marked(struct r2_path *path, const struct r2_bulk *bulk);
+/* The peer is one of those that are waited for: what it sends comes by sockets whose threads are
+ * stood in for. A hint; any thread, no lock. */
+bool r2_limited_now(const struct r2_peer *p, uint64_t now);
 
 /* ---- pathgrey.c: what is measured of a path; under the lock */
 void r2_grey_path_init(struct r2_path *path);

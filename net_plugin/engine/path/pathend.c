@@ -37,21 +37,15 @@ static void backoff(struct r2_path *path, uint64_t now, bool attempt)
     path->attempt.fails++;
 }
 
-static void end_endpoint(struct r2_path *path, int err)
+static void end_endpoint(struct r2_path *path)
 {
-    struct r2_peer *p = path->peer;
     struct r2_dying *d = path->attempt.end_memory;
 
-    path->attempt.end_memory = NULL;
-    d->ep = path->ep;
-    d->path = path;
-    d->gen = r2_eng.ops->params(path->ep)->gen;
-    d->upto = path->gen;
-    d->err = err;
-    d->since = 0;
-    r2_list_init(&d->node);
-    r2_list_add_tail(&p->dying, &d->node);
+    *d = (struct r2_dying){
+        .ep = path->ep, .path = path, .gen = r2_eng.ops->params(path->ep)->gen, .upto = path->gen};
+    r2_list_add_tail(&path->peer->dying, &d->node);
     path->ep = NULL;
+    path->attempt.end_memory = NULL;
 }
 
 /* The other process leaves, or the path is let go on purpose: nobody misses it. */
@@ -96,11 +90,10 @@ static void report_untried(const struct r2_path *path, int err, const char *caus
 /* One failure more; too many lately, and the path is left alone while another one is left. */
 static void count_failure(struct r2_path *path, uint64_t now)
 {
-    struct r2_damp_rules rules;
+    struct r2_damp_rules rules = r2_damp_rules();
 
     if (path->past == R2_PAST_CLOSED || !path->peer->out)
         return;
-    r2_damp_rules_get(&rules);
     if (r2_damp_failure(&path->damp, &rules, now) && r2_peer_left(path->peer, path->transport))
         r2_path_event(path, R2_HEALTH_EV_SUPPRESS, "it fails too often");
     else if (path->health.state != R2_HEALTH_DAMPED)
@@ -233,7 +226,7 @@ void r2_path_fail(struct r2_path *path, uint32_t gen, int err, const char *cause
         return;
     }
     if (path->ep)
-        end_endpoint(path, err);
+        end_endpoint(path);
     if (was_up || path->state == R2_PATH_CONNECTING)
         ended(path, clean, err, cause);
     reset_outbox(path);
@@ -261,4 +254,30 @@ void r2_peer_waits(struct r2_peer *p, uint64_t now)
     }
     if (p->suspect_since && first)
         p->suspect_since = now;
+}
+
+/* ---- hosts that refuse: noted here, judged in loop/liveness.c */
+
+void r2_peer_refused(struct r2_peer *p, int lnic, int rnic, uint64_t now)
+{
+    struct r2_liveness *a = &p->liveness;
+
+    if (p->n_up || !r2_pair_speaks(p, lnic, rnic))
+        return;
+    if (!a->refused_from || now - a->refused_at > R2_REFUSAL_STALE_NS) {
+        a->refused_from = now;
+        memset(a->nic_refused_from, 0, sizeof(a->nic_refused_from));
+    }
+    if (!a->nic_refused_from[rnic])
+        a->nic_refused_from[rnic] = now;
+    a->refused_at = a->nic_refused_at[rnic] = now;
+    a->taken_at[rnic] = 0;
+}
+
+void r2_peer_answers(struct r2_peer *p)
+{
+    p->liveness.refused_from = 0;
+    memset(p->liveness.taken_at, 0, sizeof(p->liveness.taken_at));
+    R2_FOR_EACH_PATH (path, p)
+        path->attempt.refused_from = 0;
 }

@@ -8,14 +8,16 @@
 #define DAMP_REUSE 1000  /* one failure: nobody is left alone for that */
 #define DAMP_HALVINGS 10 /* in the longest time: nothing is left of any penalty */
 
-void r2_damp_rules_get(struct r2_damp_rules *out)
+struct r2_damp_rules r2_damp_rules(void)
 {
-    out->suppress = (uint32_t)r2_eng.set->damp_suppress;
-    out->reuse = DAMP_REUSE;
-    if (out->suppress && out->reuse > out->suppress / 2)
-        out->reuse = out->suppress / 2; /* else it would be used again at once */
-    out->half_life_ns = 1 + r2_eng.set->damp_ns / DAMP_HALVINGS;
-    out->max_suppress_ns = r2_eng.set->damp_ns;
+    struct r2_damp_rules rules = {.suppress = (uint32_t)r2_eng.set->damp_suppress,
+                                  .reuse = DAMP_REUSE,
+                                  .half_life_ns = 1 + r2_eng.set->damp_ns / DAMP_HALVINGS,
+                                  .max_suppress_ns = r2_eng.set->damp_ns};
+
+    if (rules.suppress && rules.reuse > rules.suppress / 2)
+        rules.reuse = rules.suppress / 2; /* else it would be used again at once */
+    return rules;
 }
 
 /* ---- states */
@@ -147,8 +149,7 @@ bool r2_path_event(struct r2_path *path, enum r2_health_event event, const char 
     return true;
 }
 
-/* Both NICs are of this node: its kernel hands the bytes over, and no wire is asked. Loopback has
- * no wire anyway. */
+/* Loopback has no wire anyway. */
 bool r2_path_wireless(const struct r2_path *path)
 {
     const struct r2_rnic *r = &path->peer->rnics[path->rnic];

@@ -38,14 +38,9 @@ void r2_path_proven(struct r2_path *path, const char *cause)
     r2_peer_wake(path->peer); /* what waited for a path goes on */
 }
 
-static bool one_sided(const struct r2_path *path)
-{
-    return path->transport != R2_VIA_TCP;
-}
-
 static uint32_t chunk_len(const struct r2_path *path)
 {
-    return one_sided(path) ? R2_TEST_LEN : TEST_CHUNK;
+    return r2_path_one_sided(path) ? R2_TEST_LEN : TEST_CHUNK;
 }
 
 /* Fills one packet of the NIC. Where the kernel hands large pieces on uncut, as between virtual
@@ -65,7 +60,7 @@ static uint32_t plan_test(struct r2_path *path)
 
     lanes = lanes < 1 ? 1 : lanes > R2_LANES_MAX ? R2_LANES_MAX : lanes;
     memset(path->test.took, 0, sizeof(path->test.took));
-    if (one_sided(path)) {
+    if (r2_path_one_sided(path)) {
         path->test.quota = R2_TEST_EACH;
         return chunk_len(path) * lanes * path->test.quota;
     }
@@ -76,8 +71,8 @@ static uint32_t plan_test(struct r2_path *path)
 void r2_path_test(struct r2_path *path)
 {
     struct r2_msg_test m = {.gen = path->gen};
-    bool fresh =
-        path->health.state == R2_HEALTH_UNREACHED && !one_sided(path) && r2_nic_trusted(path->lnic);
+    bool fresh = path->health.state == R2_HEALTH_UNREACHED && !r2_path_one_sided(path) &&
+                 r2_nic_trusted(path->lnic);
 
     path->test.out = path->test.want = 0; /* test.done: see up_accepted */
     path->test.at = path->peer->out ? r2_peer_now(path->peer) : 0;
@@ -102,7 +97,8 @@ bool r2_path_test_next(struct r2_path *path, struct r2_bulk *bulk)
     memset(bulk, 0, sizeof(*bulk));
     bulk->lane = (uint16_t)lane;
     bulk->conn = R2_CONN_TEST;
-    bulk->len = !path->test.took[lane]++ && !one_sided(path) ? packet_len(path) : chunk_len(path);
+    bulk->len =
+        !path->test.took[lane]++ && !r2_path_one_sided(path) ? packet_len(path) : chunk_len(path);
     bulk->seq = path->test.out / chunk_len(path);
     bulk->total = bulk->len;
     bulk->data = test_bytes;
@@ -181,7 +177,7 @@ int r2_path_test_claim(struct r2_path *path, struct r2_bulk *bulk)
 {
     if (path->peer->out || bulk->len > chunk_len(path))
         return -EPROTO;
-    if (one_sided(path)) /* it is in its place */
+    if (r2_path_one_sided(path)) /* it is in its place */
         return 0;
     bulk->data = malloc(bulk->len);
     return bulk->data ? 0 : 1;
@@ -200,7 +196,7 @@ void r2_path_test_tick(struct r2_path *path, uint64_t now)
 {
     if (path->state != R2_PATH_TESTING || !path->peer->out)
         return;
-    if (now - path->test.at > (one_sided(path) ? TEST_ONE_SIDED_NS : TEST_NS))
+    if (now - path->test.at > (r2_path_one_sided(path) ? TEST_ONE_SIDED_NS : TEST_NS))
         r2_path_fail(path, path->gen, ETIMEDOUT, "test chunks did not arrive");
     else if (path->test.out < path->test.want)
         path->outbox.kick_wanted += R2_LANES_MAX;

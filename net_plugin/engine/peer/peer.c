@@ -14,11 +14,7 @@
 
 static struct r2_peer *find_locked(const uint8_t id[16], bool out)
 {
-    struct r2_list *n;
-
-    R2_LIST_FOR_EACH (n, &r2_eng.peers) {
-        struct r2_peer *p = R2_CONTAINER_OF(n, struct r2_peer, node);
-
+    R2_LIST_EACH (p, struct r2_peer, node, &r2_eng.peers) {
         if (p->out == out && memcmp(p->id, id, 16) == 0) {
             r2_peer_get(p);
             return p;
@@ -93,16 +89,13 @@ void r2_peer_get(struct r2_peer *p)
 struct r2_peer **r2_peers_all(void)
 {
     struct r2_peer **out;
-    struct r2_list *n;
     size_t count = 0, at = 0;
 
     pthread_mutex_lock(&r2_eng.lock);
-    R2_LIST_FOR_EACH (n, &r2_eng.peers)
+    R2_LIST_EACH (p, struct r2_peer, node, &r2_eng.peers)
         count++;
     out = calloc(count + 1, sizeof(struct r2_peer *));
-    R2_LIST_FOR_EACH (n, &r2_eng.peers) {
-        struct r2_peer *p = R2_CONTAINER_OF(n, struct r2_peer, node);
-
+    R2_LIST_EACH (p, struct r2_peer, node, &r2_eng.peers) {
         if (!out)
             break;
         r2_peer_get(p);
@@ -269,16 +262,15 @@ void r2_peer_unlock_posted(struct r2_peer *p, bool eager, bool push)
 
 int r2_peer_eps(struct r2_peer *p, struct r2_ep **out, int max)
 {
-    struct r2_list *l;
     int n = 0;
 
     for (int i = 0; i < p->n_paths && n < max; i++) {
         if (p->paths[i]->ep)
             out[n++] = p->paths[i]->ep;
     }
-    R2_LIST_FOR_EACH (l, &p->dying) {
+    R2_LIST_EACH (d, struct r2_dying, node, &p->dying) {
         if (n < max)
-            out[n++] = R2_CONTAINER_OF(l, struct r2_dying, node)->ep;
+            out[n++] = d->ep;
     }
     for (int i = 0; i < n; i++)
         r2_eng.ops->get(out[i]);

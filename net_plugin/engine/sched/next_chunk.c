@@ -5,7 +5,6 @@
 
 #include "engine/core/sched_next.h"
 #include "engine/sched/sched.h"
-#include "engine/sched/slownics.h"
 
 static uint32_t chunk_max(void)
 {
@@ -255,10 +254,8 @@ static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *
     uint32_t len = r2_pathrate_chunk_len(&path->rate, chunk_max());
     struct r2_chunk chunk;
 
-    for (uint64_t s = c->oldest; s < c->next_seq; s++) {
-        struct r2_req *r = r2_conn_req(c, s);
-
-        if (!r || !r2_send_waiting(r) || !r2_send_carries(path, r))
+    R2_FOR_EACH_REQ (r, c) {
+        if (!r2_send_waiting(r) || !r2_send_carries(path, r))
             continue;
         if (!on_trial(path) && leave(path, r, len))
             return false;
@@ -340,7 +337,6 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
 {
     struct r2_path *path = owner;
     struct r2_peer *p = path->peer;
-    struct r2_list *n, *tmp;
     bool found = false, any = false, rules;
 
     r2_peer_lock(p);
@@ -360,8 +356,7 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
         goto out;
     }
     for (int turn = 0; turn < (r2_conn_narrow() ? 1 : 2) && !found; turn++) {
-        R2_LIST_FOR_EACH_SAFE (n, tmp, &p->ready) {
-            struct r2_conn *c = R2_CONTAINER_OF(n, struct r2_conn, ready);
+        R2_FOR_EACH_READY (c, p) {
             bool all = c->ways == R2_WAYS_ANY, home = all || at_home(c, path->lnic);
 
             any = true;

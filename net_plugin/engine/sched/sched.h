@@ -10,6 +10,13 @@ void r2_up_blocked(void *owner, struct r2_ep *ep);
 void r2_up_chunk_sent(void *owner, struct r2_ep *ep, const struct r2_bulk *bulk);
 void r2_peer_kick(struct r2_peer *p); /* there is work for bulk lanes */
 
+/* ---- slownics.c: whether slow NICs are what is waited for, which makes I/O threads sleep
+ * (pause.h) and NCCL's stand in for them (standin.h); under the lock */
+/* S: the path has no room for what waits. */
+void r2_slownics_full(struct r2_path *path);
+/* S: the path has taken a chunk; marks it for the receiver (R2_BULK_LIMITED). */
+void r2_slownics_taken(struct r2_path *path, struct r2_bulk *bulk);
+
 /* ---- pathweight.c: weights of paths; all under the lock */
 /* Some path's weight or usability may have changed: weighs all of the peer's anew. */
 void r2_peer_weigh(struct r2_peer *p);

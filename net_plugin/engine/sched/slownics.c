@@ -1,6 +1,3 @@
-#include "engine/sched/slownics.h"
-
-#include "engine/path/limited.h"
 #include "engine/sched/sched.h"
 #include "io/pause.h"
 #include "io/standin.h"

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/message/p2pchunk.h"
 #include "engine/nic/nics.h"
 #include "settings/values.h"
 #include "util/random.h"
@@ -526,7 +525,7 @@ bool remote_up(const struct remote *r, int nic)
 {
     int state = remote_state(r, nic);
 
-    return state >= R2_PATH_STARTING && state <= R2_PATH_PROVEN;
+    return state >= R2_PATH_TESTING && state <= R2_PATH_PROVEN;
 }
 
 int remote_state(const struct remote *r, int nic)
@@ -583,13 +582,15 @@ bool remote_suspect(const struct remote *r)
 uint64_t remote_waits(const struct remote *r, enum r2_seg_waits_for *what)
 {
     struct r2_peer *p = find_peer(r);
+    const struct r2_seg_peer *row;
     uint64_t since;
 
     if (!p)
         return 0;
     r2_peer_lock(p);
-    since = p->shown.waits;
-    *what = p->shown.waits_for;
+    row = &r2_control_segment(r2_eng.ctl)->peers[p->row];
+    since = row->waits_mono_ns;
+    *what = (enum r2_seg_waits_for)row->waits_for;
     pthread_mutex_unlock(&p->lock);
     r2_peer_put(p);
     return since;
