@@ -59,8 +59,11 @@ int hn_net_devices(struct hn_net *net, int *ndev)
     return SAME(net)->devices(ndev);
 }
 
+#define POISON 0xa5 /* a plugin writes every member */
+
 static void widen(struct r2_ncclnet_props_v12 *p, int dev)
 {
+    memset(p, 0, sizeof(*p));
     p->vprops.ndevs = 1;
     p->vprops.devs[0] = dev;
     p->max_p2p_bytes = p->max_coll_bytes = R2_NCCL_MAX_MESSAGE_V8;
@@ -75,10 +78,13 @@ static void widen(struct r2_ncclnet_props_v12 *p, int dev)
 
 static int properties_old(struct hn_net *net, int dev, struct r2_ncclnet_props_v12 *p)
 {
-    struct r2_ncclnet_props_v6 p6 = {0};
-    struct r2_ncclnet_props_v7 p7 = {0};
-    struct r2_ncclnet_props_v8 p8 = {0};
+    struct r2_ncclnet_props_v6 p6;
+    struct r2_ncclnet_props_v7 p7;
+    struct r2_ncclnet_props_v8 p8;
     int rc;
+    memset(&p6, POISON, sizeof(p6));
+    memset(&p7, POISON, sizeof(p7));
+    memset(&p8, POISON, sizeof(p8));
     widen(p, dev);
     if (net->version == 6) {
         rc = T6(net)->get_properties(dev, &p6);
@@ -87,24 +93,28 @@ static int properties_old(struct hn_net *net, int dev, struct r2_ncclnet_props_v
         rc = T7(net)->get_properties(dev, &p7);
         COPY_V6(p, p7);
         p->netdev_type = p7.netdev_type;
+        p->netdev_version = p7.netdev_version;
     } else {
         rc = T8(net)->get_properties(dev, &p8);
         COPY_V6(p, p8);
         p->reg_is_global = p8.reg_is_global;
         p->netdev_type = p8.netdev_type;
+        p->netdev_version = p8.netdev_version;
     }
     return rc;
 }
 
 int hn_net_properties(struct hn_net *net, int dev, struct r2_ncclnet_props_v12 *p)
 {
-    memset(p, 0, sizeof(*p));
+    memset(p, POISON, sizeof(*p));
     if (net->version == 12)
         return T12(net)->get_properties(dev, p);
     if (net->version < 9)
         return properties_old(net, dev, p);
-    struct r2_ncclnet_props_v9 p9 = {0};
-    struct r2_ncclnet_props_v11 p11 = {0};
+    struct r2_ncclnet_props_v9 p9;
+    struct r2_ncclnet_props_v11 p11;
+    memset(&p9, POISON, sizeof(p9));
+    memset(&p11, POISON, sizeof(p11));
     int rc = net->version == 11   ? T11(net)->get_properties(dev, &p11)
              : net->version == 10 ? T10(net)->get_properties(dev, &p9)
                                   : T9(net)->get_properties(dev, &p9);
@@ -120,6 +130,8 @@ int hn_net_properties(struct hn_net *net, int dev, struct r2_ncclnet_props_v12 *
     memcpy(p->vprops.devs, p9.vprops.devs, sizeof(p9.vprops.devs));
     p->max_p2p_bytes = p9.max_p2p_bytes;
     p->max_coll_bytes = p9.max_coll_bytes;
+    if (net->version == 11)
+        p->max_multi_request = p11.max_multi_request;
     return rc;
 }
 
@@ -152,11 +164,12 @@ int hn_net_accept(struct hn_netctx *ctx, void *lcomm, void **rcomm)
     return T6(ctx->net)->accept(lcomm, rcomm);
 }
 
-int hn_net_regmr(struct hn_netctx *ctx, void *comm, void *data, size_t size, void **mhandle)
+int hn_net_regmr(struct hn_netctx *ctx, void *comm, void *data, size_t size, int type,
+                 void **mhandle)
 {
     if (ctx->net->version >= 8)
-        return T8(ctx->net)->regmr(comm, data, size, R2_NCCL_PTR_HOST, mhandle);
-    return T6(ctx->net)->regmr(comm, data, (int)size, R2_NCCL_PTR_HOST, mhandle);
+        return T8(ctx->net)->regmr(comm, data, size, type, mhandle);
+    return T6(ctx->net)->regmr(comm, data, (int)size, type, mhandle);
 }
 
 int hn_net_deregmr(struct hn_netctx *ctx, void *comm, void *mhandle)

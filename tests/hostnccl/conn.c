@@ -55,7 +55,8 @@ static int give_memory(struct hn_conn *c)
             hn_scribble(lane->base + (size_t)s * lane->slot_bytes, lane->slot_bytes);
             lane->scribbled[s] = true;
         }
-        int rc = hn_net_regmr(c->comm->net, c->net_comm, base, bytes, &lane->mhandle);
+        int rc =
+            hn_net_regmr(c->comm->net, c->net_comm, base, bytes, R2_NCCL_PTR_HOST, &lane->mhandle);
         if (rc)
             return plugin_error(c, "regMr", rc);
     }

@@ -46,7 +46,8 @@ int hn_net_properties(struct hn_net *net, int dev, struct r2_ncclnet_props_v12 *
 int hn_net_listen(struct hn_netctx *ctx, int dev, void *handle, void **lcomm);
 int hn_net_connect(struct hn_netctx *ctx, int dev, void *handle, void **scomm);
 int hn_net_accept(struct hn_netctx *ctx, void *lcomm, void **rcomm);
-int hn_net_regmr(struct hn_netctx *ctx, void *comm, void *data, size_t size, void **mhandle);
+int hn_net_regmr(struct hn_netctx *ctx, void *comm, void *data, size_t size, int type,
+                 void **mhandle);
 int hn_net_deregmr(struct hn_netctx *ctx, void *comm, void *mhandle);
 /* `request` is passed through with what it holds: poison or the optional-completion hint. */
 int hn_net_isend(struct hn_netctx *ctx, void *scomm, void *data, size_t size, int tag,

@@ -5,10 +5,17 @@
 #include <limits.h>
 #include <stdarg.h>
 
-#include "abi_versions.h"
+#include "../hostnccl/adapters.c" /* every version in one shape */
 #include "check.h"
 #include "engine/engine.h"
-#include "nccl_abi/nccl_net_abi.h"
+
+extern const struct r2_ncclnet_v6 ncclNetPlugin_v6;
+extern const struct r2_ncclnet_v7 ncclNetPlugin_v7;
+extern const struct r2_ncclnet_v8 ncclNetPlugin_v8;
+extern const struct r2_ncclnet_v9 ncclNetPlugin_v9;
+extern const struct r2_ncclnet_v10 ncclNetPlugin_v10;
+extern const struct r2_ncclnet_v11 ncclNetPlugin_v11;
+extern const struct r2_ncclnet_v12 ncclNetPlugin_v12;
 
 #define GARBAGE ((void *)(uintptr_t)0xdeadbeef)
 
@@ -204,28 +211,49 @@ int r2_engine_finalize(struct r2_ctx *ctx)
 
 /* ---- tests ---- */
 
-static void *start(const struct version *v)
-{
-    void *ctx = GARBAGE;
+static struct hn_net net;
+static struct hn_netctx ctx = {.net = &net, .config = {R2_NCCL_TRAFFIC_CLASS_UNDEF}};
 
+void hn_util_logger(int level, unsigned long flags, const char *file, int line, const char *fmt,
+                    ...)
+{
+    (void)level, (void)flags, (void)file, (void)line, (void)fmt;
+}
+
+static bool use(int version)
+{
+    static const void *const tables[] = {&ncclNetPlugin_v6, &ncclNetPlugin_v7,  &ncclNetPlugin_v8,
+                                         &ncclNetPlugin_v9, &ncclNetPlugin_v10, &ncclNetPlugin_v11,
+                                         &ncclNetPlugin_v12};
+
+    if (version > 12)
+        return false;
+    net = (struct hn_net){.version = version, .table = tables[version - 6]};
+    return true;
+}
+
+#define EACH_VERSION for (int version_ = 6; use(version_); version_++)
+
+static void start(void)
+{
     fake.rc = 0;
     fake.later = false;
-    CHECK_EQ(v->init(&ctx), R2_NCCL_SUCCESS);
-    if (v->number >= 11)
-        CHECK_EQ(fake.api, (unsigned)v->number);
-    return v->number >= 11 ? ctx : &ctx_mark;
+    CHECK_EQ(hn_net_init(&net, &ctx, 77), R2_NCCL_SUCCESS);
+    if (net.version >= 11)
+        CHECK_EQ(fake.api, (unsigned)net.version);
 }
 
 TEST(init)
 {
+    struct r2_ncclnet_config config = {R2_NCCL_TRAFFIC_CLASS_UNDEF};
     void *ctx = GARBAGE;
 
     fake.rc = -ENOMEM;
-    CHECK_EQ(ncclNetPlugin_v12.init(&ctx, 5, &config, quiet_log, NULL), R2_NCCL_SYSTEM_ERROR);
+    CHECK_EQ(ncclNetPlugin_v12.init(&ctx, 5, &config, hn_util_logger, NULL), R2_NCCL_SYSTEM_ERROR);
     CHECK(ctx == NULL);
     fake.rc = 0;
-    CHECK_EQ(ncclNetPlugin_v12.init(&ctx, 5, &config, quiet_log, NULL), 0);
-    CHECK(ctx == &ctx_mark && fake.bytes == 5 && fake.log == quiet_log);
+    CHECK_EQ(ncclNetPlugin_v12.init(&ctx, 5, &config, hn_util_logger, NULL), 0);
+    CHECK(ctx == &ctx_mark && fake.bytes == 5 && fake.log == hn_util_logger);
     CHECK_EQ(fake.traffic_class, 0); /* none was asked for */
     CHECK_EQ(ncclNetPlugin_v12.finalize(ctx), 0);
     CHECK_EQ(ncclNetPlugin_v11.finalize(ctx), 0);
@@ -246,14 +274,14 @@ TEST(init_of_old_versions)
     CHECK_EQ(ncclNetPlugin_v8.listen(0, handle, &out), R2_NCCL_INTERNAL_ERROR);
     CHECK(out == NULL);
     fake.rc = -EMFILE;
-    CHECK_EQ(ncclNetPlugin_v8.init(quiet_log), R2_NCCL_SYSTEM_ERROR);
+    CHECK_EQ(ncclNetPlugin_v8.init(hn_util_logger), R2_NCCL_SYSTEM_ERROR);
     CHECK_EQ(fake.api, 8);
     fake.rc = 0;
     before = fake.inits;
-    EACH_VERSION(v)
+    EACH_VERSION
     {
-        if (v->number < 11) {
-            start(v);
+        if (net.version < 11) {
+            start();
         }
     }
     CHECK_EQ(fake.inits, before + 1);
@@ -261,25 +289,25 @@ TEST(init_of_old_versions)
 
 TEST(devices)
 {
-    EACH_VERSION(v)
+    EACH_VERSION
     {
         int n = -7;
 
         fake.rc = 0;
-        CHECK_EQ(devices_of(v)(&n), 0);
+        CHECK_EQ(hn_net_devices(&net, &n), 0);
         CHECK_EQ(n, 2);
-        CHECK_STR(common(v)->name, "R2CCL");
+        CHECK_STR(hn_net_name(&net), "R2CCL");
     }
 }
 
 TEST(properties)
 {
-    EACH_VERSION(v)
+    EACH_VERSION
     {
         struct r2_ncclnet_props_v12 p;
 
         fake.memory = R2_NCCL_PTR_HOST | R2_NCCL_PTR_DMABUF;
-        CHECK_EQ(v->properties(1, &p), 0);
+        CHECK_EQ(hn_net_properties(&net, 1, &p), 0);
         CHECK_STR(p.name, "nic1");
         CHECK(p.pci_path == NULL);
         CHECK_EQ(p.guid, 12);
@@ -300,19 +328,19 @@ TEST(properties)
         CHECK_EQ(p.max_multi_request, 1);
         CHECK_EQ(p.rail_id, R2_NCCL_ID_UNDEF);
         CHECK_EQ(p.plane_id, R2_NCCL_ID_UNDEF);
-        CHECK_EQ(v->properties(0, &p), 0);
+        CHECK_EQ(hn_net_properties(&net, 0, &p), 0);
         CHECK_STR(p.pci_path, "/sys/devices/pci0000:00/x");
         CHECK_EQ(p.speed, R2_NIC_MIN_REPORT); /* less would round to nothing in NCCL's search */
-        CHECK_EQ(v->properties(2, &p), R2_NCCL_INVALID_USAGE);
-        CHECK_EQ(v->properties(-1, &p), R2_NCCL_INVALID_USAGE);
+        CHECK_EQ(hn_net_properties(&net, 2, &p), R2_NCCL_INVALID_USAGE);
+        CHECK_EQ(hn_net_properties(&net, -1, &p), R2_NCCL_INVALID_USAGE);
     }
 }
 
 TEST(tables_are_full)
 {
-    EACH_VERSION(v)
+    EACH_VERSION
     {
-        const struct r2_ncclnet_v6 *t = common(v);
+        const struct r2_ncclnet_v6 *t = SAME(&net);
 
         CHECK(t->name && t->init && t->devices && t->get_properties && t->listen && t->connect);
         CHECK(t->accept && t->regmr && t->regmr_dmabuf && t->deregmr && t->isend && t->irecv);
@@ -324,40 +352,41 @@ TEST(tables_are_full)
 
 TEST(connections)
 {
-    EACH_VERSION(v)
+    EACH_VERSION
     {
-        void *ctx = (config.traffic_class = v->number, start(v));
         char handle[R2_HANDLE_BYTES] = {0};
         void *out = GARBAGE;
 
-        CHECK_EQ(v->listen(ctx, 1, handle, &out), 0);
+        ctx.config.traffic_class = net.version;
+        start();
+        CHECK_EQ(hn_net_listen(&ctx, 1, handle, &out), 0);
         CHECK(out == &listen_mark && fake.ctx == &ctx_mark && fake.dev == 1);
         CHECK_EQ((unsigned char)handle[R2_HANDLE_BYTES - 1], 0x5a);
         out = GARBAGE;
-        CHECK_EQ(v->connect(ctx, 0, handle, &out), 0);
+        CHECK_EQ(hn_net_connect(&ctx, 0, handle, &out), 0);
         CHECK(out == &conn_mark && fake.dev == 0 && fake.handle == handle);
-        CHECK_EQ(fake.traffic_class, v->number < 10 ? 0 : v->number); /* older ones have none */
+        CHECK_EQ(fake.traffic_class, net.version < 10 ? 0 : net.version); /* older ones have none */
         out = GARBAGE;
-        CHECK_EQ(v->accept(&listen_mark, &out), 0);
+        CHECK_EQ(hn_net_accept(&ctx, &listen_mark, &out), 0);
         CHECK(out == &conn_mark && fake.object == &listen_mark);
         /* "Call again" is success without a connection. */
         fake.later = true;
         out = GARBAGE;
-        CHECK_EQ(v->connect(ctx, 0, handle, &out), 0);
+        CHECK_EQ(hn_net_connect(&ctx, 0, handle, &out), 0);
         CHECK(out == NULL);
         out = GARBAGE;
-        CHECK_EQ(v->accept(&listen_mark, &out), 0);
+        CHECK_EQ(hn_net_accept(&ctx, &listen_mark, &out), 0);
         CHECK(out == NULL);
         fake.later = false;
         fake.rc = -ECONNREFUSED;
         out = GARBAGE;
-        CHECK_EQ(v->connect(ctx, 0, handle, &out), R2_NCCL_REMOTE_ERROR);
+        CHECK_EQ(hn_net_connect(&ctx, 0, handle, &out), R2_NCCL_REMOTE_ERROR);
         CHECK(out == NULL);
         out = GARBAGE;
-        CHECK_EQ(v->accept(&listen_mark, &out), R2_NCCL_REMOTE_ERROR);
+        CHECK_EQ(hn_net_accept(&ctx, &listen_mark, &out), R2_NCCL_REMOTE_ERROR);
         CHECK(out == NULL);
         out = GARBAGE;
-        CHECK_EQ(v->listen(ctx, 1, handle, &out), R2_NCCL_REMOTE_ERROR);
+        CHECK_EQ(hn_net_listen(&ctx, 1, handle, &out), R2_NCCL_REMOTE_ERROR);
         CHECK(out == NULL);
     }
 }
@@ -366,29 +395,30 @@ TEST(registration)
 {
     char data[16];
 
-    EACH_VERSION(v)
+    EACH_VERSION
     {
         void *out = GARBAGE;
         int calls;
 
-        start(v);
-        CHECK_EQ(v->regmr(&conn_mark, data, 16, R2_NCCL_PTR_HOST, &out), 0);
+        start();
+        CHECK_EQ(hn_net_regmr(&ctx, &conn_mark, data, 16, R2_NCCL_PTR_HOST, &out), 0);
         CHECK(out == &mr_mark && fake.object == &conn_mark && fake.data == data);
         CHECK_EQ(fake.bytes, 16);
         out = GARBAGE;
-        CHECK_EQ(v->regmr(&conn_mark, data, 16, R2_NCCL_PTR_CUDA, &out), 0);
+        CHECK_EQ(hn_net_regmr(&ctx, &conn_mark, data, 16, R2_NCCL_PTR_CUDA, &out), 0);
         CHECK(out == &mr_mark && fake.type == R2_NCCL_PTR_CUDA);
         out = GARBAGE;
-        CHECK_EQ(common(v)->regmr_dmabuf(&conn_mark, data, 17, R2_NCCL_PTR_CUDA, 64, 3, &out), 0);
+        CHECK_EQ(SAME(&net)->regmr_dmabuf(&conn_mark, data, 17, R2_NCCL_PTR_CUDA, 64, 3, &out), 0);
         CHECK(out == &mr_mark && fake.offset == 64 && fake.fd == 3 && fake.bytes == 17);
-        CHECK_EQ(common(v)->deregmr(&conn_mark, &mr_mark), 0);
+        CHECK_EQ(SAME(&net)->deregmr(&conn_mark, &mr_mark), 0);
         CHECK(fake.mr == &mr_mark && fake.object == &conn_mark);
         calls = fake.calls;
-        CHECK_EQ(common(v)->deregmr(&conn_mark, NULL), 0);
+        CHECK_EQ(SAME(&net)->deregmr(&conn_mark, NULL), 0);
         CHECK_EQ(fake.calls, calls);
         fake.rc = -ENOMEM;
         out = GARBAGE;
-        CHECK_EQ(v->regmr(&conn_mark, data, 16, R2_NCCL_PTR_HOST, &out), R2_NCCL_SYSTEM_ERROR);
+        CHECK_EQ(hn_net_regmr(&ctx, &conn_mark, data, 16, R2_NCCL_PTR_HOST, &out),
+                 R2_NCCL_SYSTEM_ERROR);
         CHECK(out == NULL);
     }
 }
@@ -396,55 +426,73 @@ TEST(registration)
 TEST(data)
 {
     char buffer[16];
-    void *data[2] = {buffer, buffer};
-    void *mrs[2] = {&mr_mark, &mr_mark};
-    size_t sizes[2] = {16, 16};
-    int tags[2] = {3, 3};
+    void *data[2] = {buffer, buffer}, *mrs[2] = {&mr_mark, &mr_mark};
 
-    EACH_VERSION(v)
+    EACH_VERSION
     {
         void *out = GARBAGE;
 
-        start(v);
-        CHECK_EQ(v->isend(&conn_mark, buffer, 16, 7, &mr_mark, &out), 0);
+        start();
+        CHECK_EQ(hn_net_isend(&ctx, &conn_mark, buffer, 16, 7, &mr_mark, &out), 0);
         CHECK(out == &req_mark && fake.data == buffer && fake.mr == &mr_mark);
         CHECK(fake.bytes == 16 && fake.tag == 7);
         /* With v9 and later NCCL may say here that it needs no completion. */
         out = (void *)R2_NCCL_OPTIONAL_RECV_COMPLETION;
-        CHECK_EQ(v->irecv(&conn_mark, 1, data, sizes, tags, mrs, &out), 0);
+        CHECK_EQ(hn_net_irecv(&ctx, &conn_mark, buffer, 16, 3, &mr_mark, &out), 0);
         CHECK(out == &req_mark && fake.bytes == 16 && fake.tag == 1003);
-        out = GARBAGE;
-        CHECK_EQ(v->irecv(&conn_mark, 2, data, sizes, tags, mrs, &out), R2_NCCL_INVALID_USAGE);
-        CHECK(out == NULL);
         fake.later = true;
         out = GARBAGE;
-        CHECK_EQ(v->isend(&conn_mark, buffer, 16, 7, NULL, &out), 0);
+        CHECK_EQ(hn_net_isend(&ctx, &conn_mark, buffer, 16, 7, NULL, &out), 0);
         CHECK(out == NULL && fake.mr == NULL);
         out = GARBAGE;
-        CHECK_EQ(v->irecv(&conn_mark, 1, data, sizes, tags, mrs, &out), 0);
+        CHECK_EQ(hn_net_irecv(&ctx, &conn_mark, buffer, 16, 3, &mr_mark, &out), 0);
         CHECK(out == NULL);
         fake.later = false;
         fake.rc = -EPIPE;
         out = GARBAGE;
-        CHECK_EQ(v->isend(&conn_mark, buffer, 16, 7, NULL, &out), R2_NCCL_REMOTE_ERROR);
+        CHECK_EQ(hn_net_isend(&ctx, &conn_mark, buffer, 16, 7, NULL, &out), R2_NCCL_REMOTE_ERROR);
         CHECK(out == NULL);
         out = GARBAGE;
-        CHECK_EQ(v->irecv(&conn_mark, 1, data, sizes, tags, mrs, &out), R2_NCCL_REMOTE_ERROR);
+        CHECK_EQ(hn_net_irecv(&ctx, &conn_mark, buffer, 16, 3, &mr_mark, &out),
+                 R2_NCCL_REMOTE_ERROR);
         CHECK(out == NULL);
         fake.rc = 0;
         out = GARBAGE;
         fake.data = NULL;
-        CHECK_EQ(common(v)->iflush(&conn_mark, 1, data, NULL, mrs, &out), 0);
+        CHECK_EQ(SAME(&net)->iflush(&conn_mark, 1, data, NULL, mrs, &out), 0);
         CHECK(out == &req_mark && fake.data == buffer && fake.mr == &mr_mark);
         fake.later = true;
         out = GARBAGE;
-        CHECK_EQ(common(v)->iflush(&conn_mark, 1, data, NULL, mrs, &out), 0);
+        CHECK_EQ(SAME(&net)->iflush(&conn_mark, 1, data, NULL, mrs, &out), 0);
         CHECK(out == NULL);
         fake.rc = -EIO;
         out = GARBAGE;
-        CHECK_EQ(common(v)->iflush(&conn_mark, 1, data, NULL, mrs, &out), R2_NCCL_SYSTEM_ERROR);
+        CHECK_EQ(SAME(&net)->iflush(&conn_mark, 1, data, NULL, mrs, &out), R2_NCCL_SYSTEM_ERROR);
         CHECK(out == NULL);
     }
+}
+
+/* What no version announces: max_recvs is 1. */
+TEST(two_receives_at_once)
+{
+    char buffer[16];
+    void *data[2] = {buffer, buffer}, *mrs[2] = {&mr_mark, &mr_mark}, *out = GARBAGE;
+    size_t sizes[2] = {16, 16};
+    int old[2] = {16, 16}, tags[2] = {3, 3};
+
+    use(6);
+    start();
+    CHECK_EQ(ncclNetPlugin_v6.irecv(&conn_mark, 2, data, old, tags, mrs, &out),
+             R2_NCCL_INVALID_USAGE);
+    CHECK(out == NULL);
+    out = GARBAGE;
+    CHECK_EQ(ncclNetPlugin_v9.irecv(&conn_mark, 2, data, sizes, tags, mrs, &out),
+             R2_NCCL_INVALID_USAGE);
+    CHECK(out == NULL);
+    out = GARBAGE;
+    CHECK_EQ(ncclNetPlugin_v12.irecv(&conn_mark, 2, data, sizes, tags, mrs, NULL, &out),
+             R2_NCCL_INVALID_USAGE);
+    CHECK(out == NULL);
 }
 
 TEST(sizes_of_old_versions)
@@ -455,7 +503,8 @@ TEST(sizes_of_old_versions)
     int tags[1] = {0};
     int calls;
 
-    start(&versions[0]);
+    use(6);
+    start();
     calls = fake.calls;
     CHECK_EQ(ncclNetPlugin_v6.isend(&conn_mark, data, -1, 0, NULL, &out), R2_NCCL_INVALID_USAGE);
     CHECK(out == NULL);
@@ -474,20 +523,18 @@ TEST(big_sizes)
 {
     size_t size = (size_t)5 << 30;
     void *out = GARBAGE;
-    void *data[1] = {&out};
-    int tags[1] = {0};
 
-    EACH_VERSION(v)
+    EACH_VERSION
     {
-        start(v);
-        if (v->number >= 9) {
-            CHECK_EQ(v->isend(&conn_mark, data, size, 0, NULL, &out), 0);
+        start();
+        if (net.version >= 9) {
+            CHECK_EQ(hn_net_isend(&ctx, &conn_mark, &out, size, 0, NULL, &out), 0);
             CHECK_EQ(fake.bytes, size);
-            CHECK_EQ(v->irecv(&conn_mark, 1, data, &size, tags, NULL, &out), 0);
+            CHECK_EQ(hn_net_irecv(&ctx, &conn_mark, &out, size, 0, NULL, &out), 0);
             CHECK_EQ(fake.bytes, size);
         }
-        if (v->number >= 8) {
-            CHECK_EQ(v->regmr(&conn_mark, data, size, R2_NCCL_PTR_HOST, &out), 0);
+        if (net.version >= 8) {
+            CHECK_EQ(hn_net_regmr(&ctx, &conn_mark, &out, size, R2_NCCL_PTR_HOST, &out), 0);
             CHECK_EQ(fake.bytes, size);
         }
     }
@@ -495,48 +542,48 @@ TEST(big_sizes)
 
 TEST(test)
 {
-    EACH_VERSION(v)
+    EACH_VERSION
     {
         int done = -5;
         int size = -5;
 
-        start(v);
+        start();
         fake.done = false;
-        CHECK_EQ(common(v)->test(&req_mark, &done, &size), 0);
+        CHECK_EQ(SAME(&net)->test(&req_mark, &done, &size), 0);
         CHECK_EQ(done, 0);
         CHECK_EQ(size, -5);
         fake.done = true;
         fake.size = 1234;
         done = -5;
-        CHECK_EQ(common(v)->test(&req_mark, &done, &size), 0);
+        CHECK_EQ(SAME(&net)->test(&req_mark, &done, &size), 0);
         CHECK(done == 1 && size == 1234 && fake.object == &req_mark);
-        CHECK_EQ(common(v)->test(&req_mark, &done, NULL), 0);
+        CHECK_EQ(SAME(&net)->test(&req_mark, &done, NULL), 0);
         fake.size = (size_t)5 << 30;
-        CHECK_EQ(common(v)->test(&req_mark, &done, &size), 0);
+        CHECK_EQ(SAME(&net)->test(&req_mark, &done, &size), 0);
         CHECK_EQ(size, INT_MAX);
         fake.rc = -ECONNRESET;
         done = -5;
-        CHECK_EQ(common(v)->test(&req_mark, &done, &size), R2_NCCL_REMOTE_ERROR);
+        CHECK_EQ(SAME(&net)->test(&req_mark, &done, &size), R2_NCCL_REMOTE_ERROR);
         CHECK_EQ(done, 0);
     }
 }
 
 TEST(close)
 {
-    EACH_VERSION(v)
+    EACH_VERSION
     {
         int calls;
 
-        start(v);
-        CHECK_EQ(common(v)->close_send(&conn_mark), 0);
+        start();
+        CHECK_EQ(SAME(&net)->close_send(&conn_mark), 0);
         CHECK(fake.object == &conn_mark);
-        CHECK_EQ(common(v)->close_listen(&listen_mark), 0);
+        CHECK_EQ(SAME(&net)->close_listen(&listen_mark), 0);
         CHECK(fake.object == &listen_mark);
-        CHECK_EQ(common(v)->close_recv(&conn_mark), 0);
+        CHECK_EQ(SAME(&net)->close_recv(&conn_mark), 0);
         CHECK(fake.object == &conn_mark);
         calls = fake.calls;
-        CHECK_EQ(common(v)->close_send(NULL), 0);
-        CHECK_EQ(common(v)->close_listen(NULL), 0);
+        CHECK_EQ(SAME(&net)->close_send(NULL), 0);
+        CHECK_EQ(SAME(&net)->close_listen(NULL), 0);
         CHECK_EQ(fake.calls, calls);
     }
 }
@@ -557,7 +604,8 @@ TEST(errors)
         {EIO, R2_NCCL_SYSTEM_ERROR},
     };
 
-    start(&versions[6]);
+    use(12);
+    start();
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         int done;
 
@@ -574,6 +622,6 @@ TEST(errors)
 
 int main(int argc, char **argv)
 {
-    r2_log_set(quiet_log);
+    r2_log_set(hn_util_logger);
     return check_main(argc, argv);
 }

@@ -356,27 +356,8 @@ PROCESSES(started_again, 4)
     r2_agree_destroy(a);
 }
 
-PROCESSES(other_settings, 3)
-{
-    struct r2_agree_config config;
-    struct r2_agree *a;
-    uint8_t id[R2_AGREE_ID];
-    uint64_t epoch;
-
-    get_id(id);
-    config = config_of(id, me, processes);
-    config.settings = me == 1 ? 77 : 5;
-    CHECK_EQ(r2_agree_create(&a, &config), 0);
-    CHECK_EQ(operate(a, 0, &epoch), 0);
-    AWAIT(state_of(a) == R2_AGREE_OFF);
-    CHECK_EQ(operate(a, 0, &epoch), 0);
-    AWAIT(atomic_load(&sh->off) == processes);
-    CHECK(strstr(sh->why, "has other R2CCL settings"));
-    r2_agree_destroy(a);
-}
-
-/* The last process is rank 2 once more, of a communicator that has no plan changes: it hears why.
- */
+/* Rank 1 has other settings, so nobody changes plans. The last process is rank 2 once more: it
+ * hears why, too. */
 PROCESSES(started_again_when_off, 4)
 {
     int ranks = processes - 1;

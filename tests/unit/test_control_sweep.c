@@ -35,19 +35,6 @@ static bool remove_left(const char *prefix, int i)
     return shm_unlink(name) == 0;
 }
 
-TEST(sweep_by_age)
-{
-    uint64_t now = r2_control_clock(CLOCK_REALTIME) + 10 * 3600 * SECOND;
-    char prefix[64];
-
-    snprintf(prefix, sizeof(prefix), "r2test.%d.", (int)getpid());
-    leave(prefix, 0, now - 30 * SECOND);
-    leave(prefix, 1, now - 600 * SECOND);
-    leave(prefix, 2, now - 3700 * SECOND);
-    CHECK_EQ(r2_control_sweep(prefix, "r2test.own", now), 1);
-    CHECK(remove_left(prefix, 0) && remove_left(prefix, 1) && !remove_left(prefix, 2));
-}
-
 TEST(sweep_spares_what_is_set_up)
 {
     uint64_t now = r2_control_clock(CLOCK_REALTIME);

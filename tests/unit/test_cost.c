@@ -7,9 +7,7 @@
 #define _GNU_SOURCE
 #include <dirent.h>
 
-#include "await.h"
-#include "check.h"
-#include "engine/loop/loop.h"
+#include "tcp_bed.h"
 #include "util/mem.h"
 
 #define MSG (256u * 1024)
@@ -30,44 +28,12 @@
 #define CHUNKS (MESSAGES * (MSG / CHUNK))
 #define IDLE_SWITCHES_S 150 /* times a second that a thread of the engine wakes */
 
-static struct r2_ctx *ctx;
-static struct r2_conn *tx, *rx;
 static uint8_t out[MSG], in[MSG];
 
 static void begin(void)
 {
-    char handle[R2_HANDLE_BYTES];
-    struct r2_listen *l = NULL;
-
-    CHECK_EQ(r2_engine_init(&ctx, 1, NULL), 0);
-    CHECK_EQ(r2_engine_listen(ctx, 0, handle, &l), 0);
-    tx = rx = NULL;
-    WHILE_MS (5000, !(tx && rx)) {
-        if (!tx)
-            CHECK_EQ(r2_engine_connect(ctx, 0, handle, &tx), 0);
-        if (!rx)
-            CHECK_EQ(r2_engine_accept(l, &rx), 0);
-    }
-    CHECK(tx && rx);
-    CHECK_EQ(r2_engine_close_listen(l), 0);
-}
-
-static void end(void)
-{
-    r2_engine_close(tx);
-    r2_engine_close(rx);
-    r2_engine_finalize(ctx);
-}
-
-static bool over(struct r2_req **req)
-{
-    int done = 0;
-
-    if (*req)
-        CHECK_EQ(r2_engine_test(*req, &done, NULL), 0);
-    if (done)
-        *req = NULL;
-    return !*req;
+    bed_listen();
+    bed_connect();
 }
 
 static void move(uint32_t size)
@@ -77,8 +43,8 @@ static void move(uint32_t size)
     CHECK_EQ(r2_engine_irecv(rx, in, size, 0, NULL, &r), 0);
     CHECK_EQ(r2_engine_isend(tx, out, size, 0, NULL, &s), 0);
     CHECK(r && s);
-    AWAIT(over(&s));
-    AWAIT(over(&r));
+    AWAIT(bed_over(&s));
+    AWAIT(bed_over(&r));
 }
 
 /* How often threads of the engine have gone to sleep. */

@@ -9,6 +9,7 @@
 #include "api/call.h"
 #include "await.h"
 #include "check.h"
+#include "comm_row.h"
 #include "comms/follow_inside.h"
 #include "control/impl.h"
 #include "noop_bed.h"
@@ -29,20 +30,6 @@ struct rank {
     uint32_t nodes, local, child_nodes, child_local;
     uint64_t index;
 };
-
-static struct r2_seg_comm row_of(r2_nccl_comm handle)
-{
-    struct r2_comm *comm = r2_comms_hold(handle);
-    struct r2_seg_comm copy = {0}, *row;
-
-    CHECK(comm != NULL);
-    row = r2_comm_row(comm);
-    copy.nodes = __atomic_load_n(&row->nodes, __ATOMIC_ACQUIRE);
-    copy.local_ranks = __atomic_load_n(&row->local_ranks, __ATOMIC_ACQUIRE);
-    copy.operations = r2_comms_index(comm);
-    r2_comms_drop(comm);
-    return copy;
-}
 
 /* Until the ranks have met, at most 20 s. */
 static struct r2_seg_comm meet(r2_nccl_comm comm)

@@ -19,7 +19,7 @@
 
 static struct bed bed;
 static uint8_t out[SIZE], in[SIZE];
-static struct r2_mr *smr, *dmr;
+static struct bed_memory memory = {.out = out, .in = in, .size = SIZE};
 
 static int entries(const char *folder)
 {
@@ -67,28 +67,17 @@ static void until_key(const struct r2_mr *mr, int nic, bool there)
 static void begin(void)
 {
     bed_open(&bed, 2);
-    CHECK_EQ(r2_engine_reg(bed.tx, out, SIZE, 1, &smr), 0);
-    CHECK_EQ(r2_engine_reg(bed.rx, in, SIZE, 1, &dmr), 0);
+    bed_register(&bed, &memory);
 }
 
 static void finish(void)
 {
-    CHECK_EQ(r2_engine_dereg(bed.tx, smr), 0);
-    CHECK_EQ(r2_engine_dereg(bed.rx, dmr), 0);
-    bed_close(&bed);
+    bed_finish(&bed, &memory);
 }
 
 static void message(int turn)
 {
-    struct r2_req *send = NULL, *recv = NULL;
-
-    for (size_t i = 0; i < SIZE; i++)
-        out[i] = (uint8_t)(i * 7 + i / 251 + (size_t)turn * 31);
-    CHECK_EQ(r2_engine_irecv(bed.rx, in, SIZE, 0, dmr, &recv), 0);
-    CHECK_EQ(r2_engine_isend(bed.tx, out, SIZE, 0, smr, &send), 0);
-    CHECK_EQ(bed_test(recv, BED_WAIT_MS), 1);
-    CHECK_EQ(bed_test(send, BED_WAIT_MS), 1);
-    CHECK_MEM(in, out, SIZE);
+    bed_message(&bed, &memory, turn);
 }
 
 static bool there(int slot)
@@ -109,19 +98,19 @@ TEST(keys)
     uint32_t old;
 
     begin();
-    old = key(dmr, 1);
-    CHECK(key(dmr, 0) && old);
+    old = key(memory.in_mr, 1);
+    CHECK(key(memory.in_mr, 0) && old);
     bed_script("!remove fv1");
-    until_key(dmr, 1, false);
-    CHECK(key(dmr, 0));
+    until_key(memory.in_mr, 1, false);
+    CHECK(key(memory.in_mr, 0));
     CHECK_EQ(r2_engine_reg(bed.rx, more, sizeof(more), 1, &mr), 0);
     CHECK(key(mr, 0));
     CHECK_EQ(key(mr, 1), 0);
     message(1);
     bed_script("!restore fv1");
-    until_key(dmr, 1, true);
+    until_key(memory.in_mr, 1, true);
     until_key(mr, 1, true);
-    CHECK(key(dmr, 1) != old);
+    CHECK(key(memory.in_mr, 1) != old);
     bed_until_paths(bed.tx, 2);
     message(2);
     CHECK_EQ(r2_engine_dereg(bed.rx, mr), 0);
@@ -139,12 +128,12 @@ TEST(again_and_again)
         bed_script(i % 3 == 0 ? "!remove fv0" : i % 3 == 1 ? "!remove fv1" : "!vanish fv0");
         if (i % 4 == 3)
             bed_script("!remove fv1");
-        until_key(dmr, i % 3 == 1, false);
+        until_key(memory.in_mr, i % 3 == 1, false);
         message(i);
         bed_script("!restore fv0");
         bed_script("!restore fv1");
-        until_key(dmr, 0, true);
-        until_key(dmr, 1, true);
+        until_key(memory.in_mr, 0, true);
+        until_key(memory.in_mr, 1, true);
         for (int nic = 0; nic < 2; nic++)
             r2_nicstate_forgive(nic, r2_now_ns()); /* it flaps, and would be left alone */
         bed_until_paths(bed.tx, 2);
@@ -179,13 +168,13 @@ TEST(old_one_hangs)
     CHECK_LT(r2_now_ns() - begun, R2_NS_PER_S);
     message(1);
     bed_script("!restore fv1");
-    until_key(dmr, 1, true);
+    until_key(memory.in_mr, 1, true);
     bed_until_paths(bed.tx, 2);
     for (int i = 0; i < 20; i++)
         message(i);
     bed_script("!unhang");
     bed_ms(100); /* what it was late with does no harm now */
-    until_key(dmr, 1, true);
+    until_key(memory.in_mr, 1, true);
     message(3);
     finish();
 }
@@ -271,8 +260,8 @@ TEST(bytes_under_way)
     AWAIT(bed_paths(bed.tx) <= 1);
     bed_script("network 32768");
     memset(out, 0x5a, SIZE);
-    CHECK_EQ(r2_engine_irecv(bed.rx, in, SIZE, 0, dmr, &recv), 0);
-    CHECK_EQ(r2_engine_isend(bed.tx, out, SIZE, 0, smr, &send), 0);
+    CHECK_EQ(r2_engine_irecv(bed.rx, in, SIZE, 0, memory.in_mr, &recv), 0);
+    CHECK_EQ(r2_engine_isend(bed.tx, out, SIZE, 0, memory.out_mr, &send), 0);
     bed_until_script(1);
     bed_script("!hang fv1 1");
     bed_script("!fatal fv1");
@@ -286,7 +275,7 @@ TEST(bytes_under_way)
     bed_script("!unhang");
     bed_script("release");
     bed_script("!restore fv1");
-    until_key(dmr, 1, true);
+    until_key(memory.in_mr, 1, true);
     bed_until_paths(bed.tx, 2);
     message(1);
     finish();
@@ -298,13 +287,13 @@ TEST(fatal_is_not_removed)
 {
     begin();
     bed_script("!fatal fv1");
-    until_key(dmr, 1, false);
+    until_key(memory.in_mr, 1, false);
     bed_ms(1200);
-    CHECK_EQ(key(dmr, 1), 0);
+    CHECK_EQ(key(memory.in_mr, 1), 0);
     message(1);
     bed_script("!remove fv1");
     bed_script("!restore fv1");
-    until_key(dmr, 1, true);
+    until_key(memory.in_mr, 1, true);
     bed_until_paths(bed.tx, 2);
     message(2);
     finish();
@@ -327,14 +316,14 @@ TEST(keys_are_not_confirmed)
     until_key(mr, 1, false);
     bed_ms(100); /* it has been asked for all, and waited for in vain */
     CHECK_EQ(r2_engine_dereg(bed.rx, mr), -ETIMEDOUT);
-    CHECK_EQ(r2_engine_dereg(bed.tx, smr), -ETIMEDOUT);
+    CHECK_EQ(r2_engine_dereg(bed.tx, memory.out_mr), -ETIMEDOUT);
     bed_script("!remove fv1");
     bed_ms(700); /* the kernel's word is there */
-    CHECK_EQ(r2_engine_dereg(bed.rx, dmr), 0);
-    CHECK_EQ(r2_engine_reg(bed.rx, in, SIZE, 1, &dmr), 0);
-    CHECK_EQ(r2_engine_reg(bed.tx, out, SIZE, 1, &smr), 0);
+    CHECK_EQ(r2_engine_dereg(bed.rx, memory.in_mr), 0);
+    CHECK_EQ(r2_engine_reg(bed.rx, in, SIZE, 1, &memory.in_mr), 0);
+    CHECK_EQ(r2_engine_reg(bed.tx, out, SIZE, 1, &memory.out_mr), 0);
     bed_script("!restore fv1");
-    until_key(dmr, 1, true);
+    until_key(memory.in_mr, 1, true);
     r2_nicstate_forgive(1, r2_now_ns()); /* it flapped in the tests before this one */
     bed_until_paths(bed.tx, 2);
     message(1);
@@ -345,7 +334,7 @@ TEST(keys_are_not_confirmed)
 static void ends_well(void)
 {
     bed_script("!restore fv1");
-    until_key(dmr, 1, true);
+    until_key(memory.in_mr, 1, true);
     r2_nicstate_forgive(1, r2_now_ns());
     bed_until_paths(bed.tx, 2);
     message(1);
@@ -412,9 +401,9 @@ TEST(driver_waits_for_us)
     begin();
     message(1);
     bed_script("!unload fv1");
-    until_key(dmr, 1, false);
+    until_key(memory.in_mr, 1, false);
     message(2);
-    AWAIT((bed_script("!restore fv1"), key(dmr, 1)));
+    AWAIT((bed_script("!restore fv1"), key(memory.in_mr, 1)));
     r2_nicstate_forgive(1, r2_now_ns()); /* it flapped in the tests before this one */
     bed_until_paths(bed.tx, 2);
     message(3);
@@ -473,7 +462,7 @@ TEST(made_meanwhile)
 {
     begin();
     bed_script("!remove fv1");
-    until_key(dmr, 1, false);
+    until_key(memory.in_mr, 1, false);
     atomic_store(&caught, true);
     bed_script("!restore fv1");
     AWAIT((r2_nicstate_forgive(1, r2_now_ns()), atomic_load(&waiting)));
