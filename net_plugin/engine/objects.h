@@ -46,7 +46,13 @@ _Static_assert(R2_PATHS_VIA <= R2_WIRE_MAX_LANES, "CLOSE names each one-sided pa
 struct r2_peer;
 
 /* What paths tell about the NICs that they use. */
-enum r2_census { R2_CENSUS_NONE, R2_CENSUS_OK, R2_CENSUS_LOST, R2_CENSUSES };
+enum r2_census {
+    R2_CENSUS_NONE,
+    R2_CENSUS_IN,  /* it answers, and the peer sends over it */
+    R2_CENSUS_OUT, /* it answers, and this side sends over it */
+    R2_CENSUS_LOST,
+    R2_CENSUSES
+};
 
 /* S: what the job waits for on a path, when the path was last asked. */
 enum r2_flow_wait {

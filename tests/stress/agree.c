@@ -463,6 +463,9 @@ int main(int argc, char **argv)
             process();
         }
     }
+    if (!WITHIN_MS(30000, atomic_load(&sh->arrived) >= opt.procs))
+        fprintf(stderr, "agree: %d of %d processes have begun after 30 s\n",
+                atomic_load(&sh->arrived), opt.procs);
     end = r2_now_ns() + (uint64_t)opt.seconds * R2_NS_PER_S;
     if (opt.kill) {
         victim = rand() % opt.procs;

@@ -219,22 +219,39 @@ static struct nsim_message *nsim_waits(struct nsim_stream *s, uint64_t *bytes)
     return *bytes ? &s->of[s->waiting % NSIM_MESSAGES] : NULL;
 }
 
-/* Others that may take the chunk; who of them should, or -1. */
-static int nsim_other(int me, int peer, int nic, uint64_t bytes, bool busy)
+/* Who should take the path's next chunk since it is faster, or -1. */
+static int nsim_faster(int me, int peer, int nic, uint64_t bytes)
 {
     struct r2_sched_path self = nsim_seen(me, peer, nic), others[NSIM_NICS];
     uint32_t chunk = r2_pathrate_chunk_len(&nsim.ranks[me].path[peer][nic].rate, NSIM_CHUNK);
     int of[NSIM_NICS], n = 0, to;
 
-    for (int i = 0; i < NSIM_NICS; i++) {
-        if (i == nic || !nsim_reaches(me, peer, i) || (busy && !nsim_room(me, peer, i)))
+    for (int i = 0; i < NSIM_NICS && self.rate; i++) {
+        if (i == nic || !nsim_reaches(me, peer, i))
             continue;
         others[n] = nsim_seen(me, peer, i);
         of[n++] = i;
     }
-    to = busy ? r2_sched_less_busy(&self, others, n)
-              : r2_sched_next(&self, others, self.rate ? n : 0, bytes, chunk);
+    to = r2_sched_next(&self, others, n, bytes, chunk);
     return to < 0 ? -1 : of[to];
+}
+
+/* ... since less is ahead of it there. */
+static int nsim_less_busy(int me, int peer, int nic)
+{
+    struct r2_sched_path self = nsim_seen(me, peer, nic);
+    uint64_t least = r2_sched_ahead(&self);
+    int to = -1;
+
+    for (int i = 0; i < NSIM_NICS; i++) {
+        struct r2_sched_path its = nsim_seen(me, peer, i);
+
+        if (!nsim_room(me, peer, i) || r2_sched_ahead(&its) >= least)
+            continue;
+        least = r2_sched_ahead(&its);
+        to = i;
+    }
+    return to;
 }
 
 static void nsim_send(int me, int peer, int nic, int sums, uint32_t len)
@@ -275,10 +292,10 @@ static bool nsim_take(int me, int peer, int nic)
 
         if (!m)
             continue;
-        to = nsim_other(me, peer, nic, bytes, false);
+        to = nsim_faster(me, peer, nic, bytes);
         if (to < 0) {
-            to = nsim_other(me, peer, nic, bytes, true);
-            to = to >= 0 && nsim_other(me, peer, to, bytes, false) >= 0 ? -1 : to;
+            to = nsim_less_busy(me, peer, nic);
+            to = to >= 0 && nsim_faster(me, peer, to, bytes) >= 0 ? -1 : to;
         }
         if (to >= 0) {
             r->path[peer][to].asked = true;

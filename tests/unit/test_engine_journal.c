@@ -252,7 +252,7 @@ static void see(int nic)
 /* What its paths say is the NIC's doubt, until they say something else; the tick is 20 ms. */
 static void doubt(int nic, bool begins)
 {
-    atomic_store(&r2_eng.nic_state[nic].census[R2_CENSUS_OK], !begins);
+    atomic_store(&r2_eng.nic_state[nic].census[R2_CENSUS_OUT], !begins);
     atomic_store(&r2_eng.nic_state[nic].census[R2_CENSUS_LOST], begins);
     seen.suspect = !begins;
     for (int i = 0; i < 2000 && seen.suspect != begins; i++) {

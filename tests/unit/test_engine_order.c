@@ -132,7 +132,7 @@ TEST(busy_with_other_peers)
 TEST(busy_at_the_peer)
 {
     for (int peers = 1; peers <= 3; peers += 2) {
-        atomic_int *carry = &r2_eng.nic_state[0].census[R2_CENSUS_OK];
+        atomic_int *carry = &r2_eng.nic_state[0].census[R2_CENSUS_OUT];
         struct r2_bulk bulk;
         int before[NICS];
 

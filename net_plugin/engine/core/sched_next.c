@@ -53,23 +53,9 @@ int r2_sched_next(const struct r2_sched_path *self, const struct r2_sched_path o
     return soonest;
 }
 
-static uint64_t ahead(const struct r2_sched_path *path)
+uint64_t r2_sched_ahead(const struct r2_sched_path *path)
 {
-    unsigned elsewhere = path->nic_paths ? path->nic_paths - 1 : 0;
+    unsigned others = path->nic_paths ? path->nic_paths - 1 : 0;
 
-    return path->nic_inflight + elsewhere * path->inflight;
-}
-
-int r2_sched_less_busy(const struct r2_sched_path *self, const struct r2_sched_path others[], int n)
-{
-    uint64_t least = ahead(self);
-    int to = -1;
-
-    for (int i = 0; i < n; i++) {
-        if (ahead(&others[i]) >= least)
-            continue;
-        least = ahead(&others[i]);
-        to = i;
-    }
-    return to;
+    return path->nic_inflight + others * path->inflight;
 }

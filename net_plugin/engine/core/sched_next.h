@@ -18,7 +18,7 @@ struct r2_sched_path {
     uint64_t inflight;     /* not acknowledged */
     unsigned distance;     /* of its NIC from the connection's home NIC */
     uint64_t nic_inflight; /* the same of all paths of its NIC, to any peer */
-    unsigned nic_paths;    /* of its NIC that carry, this one included */
+    unsigned nic_paths;    /* of its NIC, to all peers, that answer; this one included */
 };
 
 /* When the path would be done with `len` more bytes, in ns from now; 0 while nothing is known. */
@@ -37,14 +37,12 @@ void r2_sched_order(const struct r2_sched_path paths[], int n, uint16_t order[])
 int r2_sched_next(const struct r2_sched_path *self, const struct r2_sched_path others[], int n,
                   uint64_t waiting, uint32_t chunk);
 
-/* Who should take a chunk that any NIC may take: of the `n` others, which all have room, the one
- * with the least ahead of the chunk, if that is less than `self` has. -1: self. So a NIC that some
- * peers have no other of leaves its time to them. Of NICs with unlike rates each has about as much
- * in flight.
+/* What is ahead of a chunk that any NIC may take; it goes to the path with the least. So a NIC that
+ * some peers have no other of leaves its time to them. Of NICs with unlike rates each has about as
+ * much in flight.
  *
- * Ahead of a chunk is what waits at both ends: at the own NIC all that it has in flight, at the
- * peer's what comes from here, and from every other node that uses that NIC about as much. */
-int r2_sched_less_busy(const struct r2_sched_path *self, const struct r2_sched_path others[],
-                       int n);
+ * It waits at both ends: at the own NIC for all that this one has in flight, at the peer's for what
+ * comes from here, and for about as much from every other node that uses that NIC. */
+uint64_t r2_sched_ahead(const struct r2_sched_path *path);
 
 #endif

@@ -164,8 +164,8 @@ static void ask(struct r2_conn *c)
     }
 }
 
-/* The path that carries the question or the answer may have died just now: that is known after so
- * many heartbeats, and one more is for asking again over another. Whoever waits less fences a peer
+/* The path that carries the answer may have died just now: that is known after so many heartbeats,
+ * and one more is for asking again. Whoever waits less fences a peer
  * that would have answered; NCCL waits for all of it, so no more than a second. */
 static uint64_t patience(void)
 {

@@ -229,10 +229,8 @@ static void find_again(int nic, const struct r2_nicask *got, uint64_t now)
 /* It has none, or is of no use where it is: a better address may have come. */
 static bool needs_place(int nic)
 {
-    const struct r2_nic_state *s = &r2_eng.nic_state[nic];
-
-    return has_interface(nic) && (missing(nic) || (!deaf[nic] && !r2_nic_trusted(nic) &&
-                                                   atomic_load(&s->census[R2_CENSUS_OK]) <= 0));
+    return has_interface(nic) &&
+           (missing(nic) || (!deaf[nic] && !r2_nic_trusted(nic) && r2_nic_answers(nic) <= 0));
 }
 
 static void look_for_place(int nic, uint64_t now)

@@ -21,6 +21,13 @@ bool r2_nic_serves(int nic);
 int r2_nic_others(int nic);
 
 /* ---- nicstate.c */
+/* Paths of the NIC that answer. */
+static inline int r2_nic_answers(int nic)
+{
+    const atomic_int *census = r2_eng.nic_state[nic].census;
+
+    return atomic_load(&census[R2_CENSUS_IN]) + atomic_load(&census[R2_CENSUS_OUT]);
+}
 static inline bool r2_nic_usable(int nic)
 {
     return r2_nic_word(nic) == R2_NIC_USABLE;

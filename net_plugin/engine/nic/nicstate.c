@@ -342,8 +342,7 @@ void r2_nicstate_undrain(int nic, uint64_t now)
 /* Nobody answers over it, and somebody should: nothing says that it works, or that it does not. */
 static bool awaits_word(int nic)
 {
-    return atomic_load(&r2_eng.nic_state[nic].census[R2_CENSUS_OK]) <= 0 &&
-           r2_nic_asked_in_vain(nic);
+    return r2_nic_answers(nic) <= 0 && r2_nic_asked_in_vain(nic);
 }
 
 /* For long enough nobody has asked for it in vain. */
@@ -356,7 +355,7 @@ static bool unneeded(int nic, uint64_t now)
 static void tick_census(int nic, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
-    int ok = atomic_load(&s->census[R2_CENSUS_OK]), lost = atomic_load(&s->census[R2_CENSUS_LOST]);
+    int ok = r2_nic_answers(nic), lost = atomic_load(&s->census[R2_CENSUS_LOST]);
     enum r2_health_state state = state_of(nic);
 
     if (ok > 0 || lost == 0)

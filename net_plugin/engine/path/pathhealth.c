@@ -186,7 +186,7 @@ static enum r2_census census_of(const struct r2_path *path, bool others)
     if (r2_path_wireless(path))
         return R2_CENSUS_NONE;
     if (answers(path))
-        return R2_CENSUS_OK;
+        return p->out ? R2_CENSUS_OUT : R2_CENSUS_IN;
     if (!others || p->life != R2_PEER_ALIVE || r2_list_empty(&p->conn_list) || !rnic_usable(path))
         return R2_CENSUS_NONE; /* nobody is blamed, or the other side is already */
     return is_lost(path) ? R2_CENSUS_LOST : R2_CENSUS_NONE;
@@ -194,7 +194,7 @@ static enum r2_census census_of(const struct r2_path *path, bool others)
 
 static bool some_answer(const struct r2_peer *p)
 {
-    return R2_ANY_PATH(path, p, census_of(path, false) == R2_CENSUS_OK);
+    return R2_ANY_PATH(path, p, census_of(path, false) != R2_CENSUS_NONE);
 }
 
 /* A path that is lost says something about its NIC only while the peer answers on another. */

@@ -73,9 +73,9 @@ _Static_assert(R2_PATHS_MAX <= R2_SCHED_MAX, "r2_sched_order takes all paths of 
 static struct r2_sched_path seen(const struct r2_path *path, const struct r2_conn *c)
 {
     uint64_t now = r2_peer_now(path->peer);
-    const atomic_int *carry = &r2_eng.nic_state[path->lnic].census[R2_CENSUS_OK];
+    const atomic_int *out = &r2_eng.nic_state[path->lnic].census[R2_CENSUS_OUT];
     /* Hints, which other peers' threads change at any time. */
-    int paths = atomic_load_explicit(carry, memory_order_relaxed);
+    int paths = atomic_load_explicit(out, memory_order_relaxed);
 
     return (struct r2_sched_path){
         .rate = r2_pathrate_rate_now(&path->rate, now),
@@ -203,18 +203,19 @@ static struct r2_path *faster(const struct r2_path *path, const struct r2_req *r
 /* Who should take a chunk that any NIC may take since less is ahead of it there, or NULL. */
 static struct r2_path *less_busy(const struct r2_path *path, const struct r2_req *r)
 {
-    struct r2_sched_path self = seen(path, r->conn), others[R2_PATHS_MAX];
-    struct r2_path *of[R2_PATHS_MAX];
-    int n = 0, next;
+    struct r2_sched_path self = seen(path, r->conn);
+    uint64_t least = r2_sched_ahead(&self);
+    struct r2_path *to = NULL;
 
     R2_FOR_EACH_PATH (other, path->peer) {
-        if (!may_at_once(path, other, r) || !room(other))
+        struct r2_sched_path its = seen(other, r->conn);
+
+        if (r2_sched_ahead(&its) >= least || !may_at_once(path, other, r) || !room(other))
             continue;
-        others[n] = seen(other, r->conn);
-        of[n++] = other;
+        least = r2_sched_ahead(&its);
+        to = other;
     }
-    next = r2_sched_less_busy(&self, others, n);
-    return next < 0 ? NULL : of[next];
+    return to;
 }
 
 /* The path leaves its chunk to another one, which is asked, and which would not leave it again. */
@@ -363,7 +364,7 @@ bool r2_up_next_chunk(void *owner, struct r2_ep *ep, struct r2_bulk *bulk)
             if (!(rules || all) || home != (turn == 0) || !take_chunk(path, c, bulk))
                 continue;
             found = true;
-            break;
+            break; /* the connection is at the end of the line now */
         }
     }
     if (found) {
