@@ -47,6 +47,22 @@ TEST(one_silent_path)
     }
 }
 
+/* Of a new path's frames INFO is the first, whatever has waited for a path. */
+TEST(info_goes_first)
+{
+    for (int out = 0; out < 2; out++) {
+        struct r2_ep *ep;
+
+        begin(out, 1);
+        post();
+        fake_fail(a, ECONNRESET, false);
+        ep = remote_unproven(&r, 0, a->params.gen);
+        CHECK(ep);
+        CHECK_EQ(remote_hear(ep, R2_F_INFO, NULL, 0), 0);
+        remote_end(&r);
+    }
+}
+
 static bool wait_suspect(bool yes)
 {
     for (int i = 0; i < REMOTE_WAIT_MS && remote_suspect(&r) != yes; i++)
