@@ -85,8 +85,8 @@ static bool polls_after(enum said what, bool event)
     else
         CHECK(r2_task_kick(&task));
     AWAIT(atomic_load(&runs) != before);
-    CHECK_EQ(atomic_load(&runs), before + 1);
     CHECK(asleep_in(io, 5000));
+    CHECK_EQ(atomic_load(&runs), before + 1); /* and so its last read of the event was before now */
     return r2_now_ns() - from >= SPIN_NS;
 }
 
