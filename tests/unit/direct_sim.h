@@ -12,6 +12,7 @@
 #include "check.h"
 #include "direct/exec.h"
 #include "plan/schedule.h"
+#include "sim_events.h"
 
 #define SIM_RANKS 16
 #define SIM_PACKET 8192
@@ -52,13 +53,6 @@ struct sim_port {
 
 enum sim_kind { SIM_TURN, SIM_LEFT, SIM_ARRIVED, SIM_ACKED };
 
-struct sim_event {
-    double at;
-    enum sim_kind kind;
-    int rank;
-    struct sim_packet *packet;
-};
-
 struct sim_rank {
     int me;
     struct r2_exec *x;
@@ -76,46 +70,8 @@ static struct sim {
     struct sim_rank ranks[SIM_RANKS];
     struct sim_port ports[SIM_RANKS];
     struct sim_stream (*streams)[SIM_RANKS][2]; /* [from][to][sums] */
-    struct sim_event *heap;
-    size_t n, room;
+    struct sim_events events;
 } sim;
-
-/* ---- events */
-
-static void sim_push(double at, enum sim_kind kind, int rank, struct sim_packet *packet)
-{
-    size_t i = sim.n++;
-
-    if (sim.n > sim.room) {
-        sim.room = sim.room ? 2 * sim.room : 1024;
-        sim.heap = realloc(sim.heap, sim.room * sizeof(*sim.heap));
-        CHECK(sim.heap);
-    }
-    while (i > 0 && sim.heap[(i - 1) / 2].at > at) {
-        sim.heap[i] = sim.heap[(i - 1) / 2];
-        i = (i - 1) / 2;
-    }
-    sim.heap[i] = (struct sim_event){at, kind, rank, packet};
-}
-
-static struct sim_event sim_pop(void)
-{
-    struct sim_event first = sim.heap[0], last = sim.heap[--sim.n];
-    size_t i = 0;
-
-    for (;;) {
-        size_t child = 2 * i + 1;
-
-        if (child + 1 < sim.n && sim.heap[child + 1].at < sim.heap[child].at)
-            child++;
-        if (child >= sim.n || sim.heap[child].at >= last.at)
-            break;
-        sim.heap[i] = sim.heap[child];
-        i = child;
-    }
-    sim.heap[i] = last;
-    return first;
-}
 
 /* ---- ports */
 
@@ -135,7 +91,8 @@ static void sim_leave(int rank)
             q->last = &q->first;
         port->turn = to + 1;
         port->busy = true;
-        sim_push(sim.now + (double)packet->len / sim.out[rank], SIM_LEFT, rank, packet);
+        sim_push(&sim.events, sim.now + (double)packet->len / sim.out[rank], SIM_LEFT, rank,
+                 packet);
     }
 }
 
@@ -191,7 +148,7 @@ static int sim_post(void *user, enum r2_lane_kind kind, int peer, void *data, si
         return 1;
     }
     s->wanted[s->n_wanted++ % SIM_MESSAGES] = (struct sim_message){len, sim.now + sim.latency};
-    sim_push(sim.now + sim.latency, SIM_TURN, peer, NULL);
+    sim_push(&sim.events, sim.now + sim.latency, SIM_TURN, peer, NULL);
     return 1;
 }
 
@@ -260,14 +217,14 @@ static void sim_step(const struct sim_event *e)
         wait = port->in_free > sim.now ? port->in_free - sim.now : 0;
         port->most = wait > port->most ? wait : port->most;
         port->in_free = sim.now + wait + (double)packet->len / sim.in[packet->to];
-        sim_push(port->in_free + sim.latency, SIM_ARRIVED, packet->to, packet);
+        sim_push(&sim.events, port->in_free + sim.latency, SIM_ARRIVED, packet->to, packet);
         sim_leave(e->rank);
         break;
     case SIM_ARRIVED:
         if (packet->last) {
             packet->stream->arrived++;
             sim_turn(e->rank);
-            sim_push(sim.now + sim.latency, SIM_ACKED, packet->from, packet);
+            sim_push(&sim.events, sim.now + sim.latency, SIM_ACKED, packet->from, packet);
         } else {
             free(packet);
         }
@@ -322,13 +279,12 @@ static double sim_run(void)
     for (int r = 0; r < sim.p; r++) {
         sim.ranks[r].landed = 0;
         r2_exec_begin(sim.ranks[r].x, &sim.ranks[r].schedule, sim.ranks[r].credit);
-        sim_push(sim.now, SIM_TURN, r, NULL);
+        sim_push(&sim.events, sim.now, SIM_TURN, r, NULL);
     }
     while (!sim_over()) {
         struct sim_event e;
 
-        CHECK_MSG(sim.n > 0, "nothing happens any more");
-        e = sim_pop();
+        e = sim_pop(&sim.events);
         sim.now = e.at;
         sim_step(&e);
     }
@@ -339,8 +295,8 @@ static double sim_run(void)
 
 static void sim_close(void)
 {
-    while (sim.n > 0) {
-        struct sim_event e = sim_pop();
+    while (sim.events.n > 0) {
+        struct sim_event e = sim_pop(&sim.events);
 
         free(e.packet);
     }
@@ -349,7 +305,7 @@ static void sim_close(void)
         free(sim.ranks[r].slots);
     }
     free(sim.streams);
-    free(sim.heap);
+    free(sim.events.heap);
 }
 
 #endif

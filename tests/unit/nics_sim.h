@@ -16,6 +16,7 @@
 #include "engine/core/pathrate.h"
 #include "engine/core/sched_next.h"
 #include "plan/shard.h"
+#include "sim_events.h"
 #include "util/random.h"
 
 #define NSIM_RANKS 4
@@ -84,19 +85,11 @@ struct nsim_rank {
     int turn[NSIM_RANKS];                     /* which stream comes first */
 };
 
-struct nsim_event {
-    double at;
-    enum nsim_kind kind;
-    int rank;
-    struct nsim_packet *packet;
-};
-
 static struct nsim {
     double now, rate, burst; /* rate: of a NIC, bytes per second */
     struct r2_prng prng;
     struct nsim_rank *ranks;
-    struct nsim_event *heap;
-    size_t n, room;
+    struct sim_events events;
 } nsim;
 
 static uint64_t nsim_ns(void)
@@ -109,39 +102,6 @@ static uint64_t nsim_ns(void)
 static double nsim_latency(void)
 {
     return (20 + (double)(r2_prng_next(&nsim.prng) % 100)) * 1e-6;
-}
-
-/* ---- events */
-
-static void nsim_push(double at, enum nsim_kind kind, int rank, struct nsim_packet *packet)
-{
-    size_t i = nsim.n++;
-
-    if (nsim.n > nsim.room) {
-        nsim.room = nsim.room ? 2 * nsim.room : 1024;
-        nsim.heap = realloc(nsim.heap, nsim.room * sizeof(*nsim.heap));
-        CHECK(nsim.heap);
-    }
-    for (; i > 0 && nsim.heap[(i - 1) / 2].at > at; i = (i - 1) / 2)
-        nsim.heap[i] = nsim.heap[(i - 1) / 2];
-    nsim.heap[i] = (struct nsim_event){at, kind, rank, packet};
-}
-
-static struct nsim_event nsim_pop(void)
-{
-    struct nsim_event first = nsim.heap[0], last = nsim.heap[--nsim.n];
-    size_t i = 0, child;
-
-    while ((child = 2 * i + 1) < nsim.n) {
-        if (child + 1 < nsim.n && nsim.heap[child + 1].at < nsim.heap[child].at)
-            child++;
-        if (nsim.heap[child].at >= last.at)
-            break;
-        nsim.heap[i] = nsim.heap[child];
-        i = child;
-    }
-    nsim.heap[i] = last;
-    return first;
 }
 
 /* ---- NICs */
@@ -164,7 +124,8 @@ static void nsim_leave(struct nsim_nic *nic)
     if (!nic->first)
         nic->last = &nic->first;
     nic->busy = true;
-    nsim_push(nsim_leaves(&nic->out, nsim.now, packet->len), NSIM_LEFT, packet->from, packet);
+    sim_push(&nsim.events, nsim_leaves(&nic->out, nsim.now, packet->len), NSIM_LEFT, packet->from,
+             packet);
 }
 
 static bool nsim_reaches(int a, int b, int nic)
@@ -453,7 +414,7 @@ static void nsim_acked(struct nsim_chunk *c)
     free(c);
 }
 
-static void nsim_step(const struct nsim_event *e)
+static void nsim_step(const struct sim_event *e)
 {
     struct nsim_packet *p = e->packet;
     struct nsim_nic *in;
@@ -464,7 +425,7 @@ static void nsim_step(const struct nsim_event *e)
         nsim_leave(&nsim.ranks[p->from].nic[p->nic]);
         in = &nsim.ranks[p->to].nic[p->nic];
         in->in_free = nsim_leaves(&in->in, in->in_free > nsim.now ? in->in_free : nsim.now, p->len);
-        nsim_push(in->in_free + nsim_latency(), p->kind, p->to, p);
+        sim_push(&nsim.events, in->in_free + nsim_latency(), p->kind, p->to, p);
         return;
     case NSIM_DATA:
         nsim_arrived(p->chunk);
@@ -535,13 +496,12 @@ static double nsim_run(void)
     for (int i = 0; i < NSIM_RANKS; i++) {
         nsim.ranks[i].landed = 0;
         r2_exec_begin(nsim.ranks[i].x, &nsim.ranks[i].schedule, nsim.ranks[i].credit);
-        nsim_push(nsim.now, NSIM_TURN, i, NULL);
+        sim_push(&nsim.events, nsim.now, NSIM_TURN, i, NULL);
     }
     while (!nsim_over()) {
-        struct nsim_event e;
+        struct sim_event e;
 
-        CHECK_MSG(nsim.n > 0, "nothing happens any more");
-        e = nsim_pop();
+        e = sim_pop(&nsim.events);
         nsim.now = e.at;
         nsim_step(&e);
     }
@@ -552,8 +512,8 @@ static double nsim_run(void)
 
 static void nsim_close(void)
 {
-    while (nsim.n > 0) {
-        struct nsim_event e = nsim_pop();
+    while (nsim.events.n > 0) {
+        struct sim_event e = sim_pop(&nsim.events);
 
         nsim.now = e.at;
         nsim_step(&e); /* acknowledgements that nobody waits for */
@@ -563,7 +523,7 @@ static void nsim_close(void)
         free(nsim.ranks[i].slots);
     }
     free(nsim.ranks);
-    free(nsim.heap);
+    free(nsim.events.heap);
 }
 
 #endif

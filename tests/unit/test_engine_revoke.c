@@ -163,12 +163,16 @@ TEST(asked_again_everywhere)
 /* The sender names a chunk: it may still be on its way into the memory until its head has come. */
 TEST(chunk_on_its_way)
 {
+    struct answer nonsense = {.lane = {{.sender_nic = 9, .receiver_nic = 9}}};
     struct r2_bulk c;
 
     begin(false);
+    nonsense.m = (struct r2_msg_revoke){.conn = r.conn_id, .lanes = 1};
     take_back();
     one_chunk_on_its_way();
-    CHECK_EQ(over(60), 1); /* not yet */
+    CHECK_EQ(fake_ctrl(a, R2_F_REVOKED, &nonsense, sizeof(nonsense.m) + sizeof(nonsense.lane[0])),
+             0);
+    CHECK_EQ(over(60), 1); /* not yet, also after an answer that names no path */
     c = remote_chunk(&r, 0, 0, 32 * KB, MSG);
     CHECK_EQ(fake_claim(b, &c), 1); /* drained: the receive is cancelled */
     finish(false);

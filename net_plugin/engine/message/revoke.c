@@ -98,7 +98,8 @@ int r2_revoke_on_ask(struct r2_path *path, const uint8_t *body)
 
 void r2_revoke_said(struct r2_conn *c, const uint8_t *lanes, uint32_t n)
 {
-    memset(c->said, 0, sizeof(c->said));
+    struct r2_conn_lane said[R2_PATHS_MAX] = {0};
+
     for (uint32_t i = 0; i < n; i++) {
         struct r2_msg_lane l;
         struct r2_path *path;
@@ -106,9 +107,10 @@ void r2_revoke_said(struct r2_conn *c, const uint8_t *lanes, uint32_t n)
         memcpy(&l, lanes + i * sizeof(l), sizeof(l));
         path = r2_path_find(c->peer, l.receiver_nic, l.sender_nic, l.transport);
         if (!path)
-            return; /* nonsense: no answer at all */
-        c->said[path->index] = (struct r2_conn_lane){.gen = l.gen, .chunks = l.chunks};
+            return; /* nonsense: no answer at all, and an earlier one stands */
+        said[path->index] = (struct r2_conn_lane){.gen = l.gen, .chunks = l.chunks};
     }
+    memcpy(c->said, said, sizeof(c->said));
     c->revocation = R2_REVOKE_SAID;
 }
 
