@@ -9,19 +9,23 @@
     run_ddp.py exact --program jax_app.py --variants dlopen       # JAX; cupy_app.py: CuPy
     run_ddp.py exact --program megatron_train.py --variants preload --train tp=2   # Megatron-Core
     run_ddp.py exact --program megatron_lm.py --variants preload --train tp=2   # pretrain_gpt.py
+    run_ddp.py exact --program megatron_lm.py --rate 4gbit --variants sockets --scenarios ''
     run_ddp.py exact --program vllm_app.py --variants dlopen --steps 60   # vLLM, tensor parallel
     run_ddp.py hang --variants sockets --watch 60                 # the baseline under the same
 
 `exact` runs the loop twice without failures first; only when these agree does a comparison say
 anything. `hang` takes one NIC away and reports what the transport does: it fails if the job goes
-on, so that the row of the baseline stays true. Exit code 1: a failed check; 2: usage.
+on, so that the row of the baseline stays true. step_ms: the usual step before, between and after
+the failures. Exit code 1: a failed check; 2: usage.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -36,11 +40,14 @@ from jobs import Bed, Ended, Job, Shape, gpu_count, largest_gap, shape_for
 from journal_watch import run_watched
 from run_nccl_tests import end_on_term, say, words
 
+from r2ccl_ctl.lab import parse_rate
+
 HERE = Path(__file__).resolve().parent
 PROGRAMS = ("ddp_train.py", "megatron_train.py", "megatron_lm.py", "ctypes_app.py", "cupy_app.py",
             "jax_app.py", "vllm_app.py", "vllm_serve.py")
 OPEN_NCCL = PROGRAMS[3:]  # by its name
 OWN_PROCESSES = ("vllm_serve.py",)  # programs whose ranks leave NCCL to processes that they start
+SETTLE_STEPS = 3
 # One torchrun per rank, each a node of its own: it starts one worker, and gives it the variables.
 TORCHRUN = ('exec "$0" -m torch.distributed.run --nnodes="$WORLD_SIZE" --node-rank="$RANK" '
             '--nproc-per-node=1 --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"')
@@ -140,6 +147,17 @@ def read_curve(ended: Ended) -> Curve:
     return curve
 
 
+def usual_steps(ends: Sequence[float], events: Sequence[float]) -> list[float | None]:
+    """Median milliseconds of a step before, between and after the events, each without its first
+    three steps; None where too few are left. Both are monotonic seconds."""
+    found: list[float | None] = []
+    for begin, end in itertools.pairwise([0.0, *events, float("inf")]):
+        own = [t for t in ends if begin <= t < end]
+        took = [b - a for a, b in itertools.pairwise(own)][SETTLE_STEPS:]
+        found.append(round(statistics.median(took) * 1000, 1) if took else None)
+    return found
+
+
 def one_run(setup: Setup, variant: transports.Variant, label: str,
             events: Sequence[Event] = ()) -> tuple[dict[str, Any], Curve]:
     """One training run; with events, NICs fail in its middle."""
@@ -156,17 +174,18 @@ def one_run(setup: Setup, variant: transports.Variant, label: str,
     curve = read_curve(ended)
     steps = [(t, x) for t, x in ended.lines if step_of(x) is not None]
     gaps = [round(largest_gap(steps, d.began, d.began + 1.0) * 1000, 1) for d in thread.done]
+    usual = usual_steps([t for t, _ in steps], [d.began for d in thread.done])
     good = ended.ok and complete and len(curve.losses) == setup.steps
     result: dict[str, Any] = {
         "label": label, "variant": variant.name, "ok": good, "steps": len(curve.losses),
         "events": [d.to_json(ended.started) for d in thread.done], "events_complete": complete,
-        "step_gap_ms": gaps, "train_s": curve.seconds, **ended.summary(),
+        "step_gap_ms": gaps, "step_ms": usual, "train_s": curve.seconds, **ended.summary(),
     }
     if ours:
         result["journal"] = watch.of(ended.pids if setup.ranks_call_nccl else None)
     say(f"ddp {label}: {'ok' if good else 'FAILED'} {len(curve.losses)}/{setup.steps} steps, "
         f"codes {ended.codes}, events {len(thread.done)}/{len(events)}, gaps_ms {gaps}, "
-        f"train {curve.seconds} s, in {ended.wall_s:.1f} s")
+        f"step_ms {usual}, train {curve.seconds} s, in {ended.wall_s:.1f} s")
     if not good:
         say(ended.tail())
     return result, curve
@@ -313,6 +332,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--nics", type=int, default=2)
     p.add_argument("--ranks-per-node", type=int, default=0, help="default: GPUs / nodes")
     p.add_argument("--lab-variant", default="rail-only")
+    p.add_argument("--rate", default="none", help="of each NIC, such as 4gbit; default: unshaped")
     p.add_argument("--steps", type=int, default=200)
     p.add_argument("--baselines", type=int, choices=(1, 2), default=2,
                    help="exact: runs without failures; 1 where a program is known to repeat itself")
@@ -351,7 +371,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if opts.backend == "nccl" and gpus == 0:
             raise ValueError("no NVIDIA GPU on this machine (no /dev/nvidia0)")
         per_node = opts.ranks_per_node or max(1, gpus // opts.nodes)
-        with lab_bed(opts.nodes, opts.nics, opts.lab_variant) as bed:
+        with lab_bed(opts.nodes, opts.nics, opts.lab_variant, parse_rate(opts.rate)) as bed:
             setup = Setup(bed, shape_for(opts.nodes, per_node, gpus), opts.python, opts.backend,
                           opts.steps, opts.timeout, train_args(opts.train),
                           dict(pair.split("=", 1) for pair in opts.env),
