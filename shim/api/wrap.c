@@ -64,9 +64,10 @@
     result = call.comm ? r2_comms_begin(call.comm, R2_SEG_COLL_##kind, count, type) : 0;           \
     if (result == R2_NCCL_OK) {                                                                    \
         bool taken = false;                                                                        \
-        if (R2_API_##name == R2_API_ncclAllReduce && call.comm) {                                  \
+        bool configured = R2_API_##name == R2_API_ncclAllReduceConfig;                             \
+        if ((configured || R2_API_##name == R2_API_ncclAllReduce) && call.comm) {                  \
             const uint64_t words[] = {WORDS args};                                                 \
-            taken = r2_comms_take(call.comm, words, &result);                                      \
+            taken = r2_comms_take(call.comm, words, configured, &result);                          \
         }                                                                                          \
         if (!taken)                                                                                \
             result = real_fn args;                                                                 \

@@ -63,8 +63,9 @@ uint64_t r2_comms_next_child(struct r2_comm *comm);
 int r2_comms_begin(struct r2_comm *comm, enum r2_seg_collective kind, size_t count, int type);
 void r2_comms_end(struct r2_comm *comm, int result, bool collective, r2_nccl_stream stream);
 /* Between the two, of an AllReduce with these arguments (comms/vote.h): true, and *result is what
- * the call returns. False: NCCL has it. In a group it always has. */
-bool r2_comms_take(struct r2_comm *comm, const uint64_t *word, int *result);
+ * the call returns. False: NCCL has it, as always in a group and if `configured`
+ * (ncclAllReduceConfig). */
+bool r2_comms_take(struct r2_comm *comm, const uint64_t *word, bool configured, int *result);
 
 /* Whether another thread has ended it since it was held: its handle is not NCCL's any more. */
 bool r2_comms_gone(struct r2_comm *comm);

@@ -71,17 +71,19 @@ void r2_follow_forget(struct r2_follow *f)
 
 /* An AllReduce, between before and after: true, and *result is what the call
  * returns. False: NCCL has it. */
-static bool follow_take(struct r2_follow *f, const uint64_t *word, bool grouped, int *result)
+static bool follow_take(struct r2_follow *f, const uint64_t *word, enum r2_vote_call how,
+                        int *result)
 {
     int type = (int)word[R2_WORD_TYPE];
     uint64_t bytes = word[R2_WORD_COUNT] * r2_nccl_type_size(type);
-    bool ours = f->vote && r2_vote_takes(f->vote, word, grouped);
+    bool ours = f->vote && r2_vote_takes(f->vote, word, how);
 
     /* Others stay with NCCL, and would be compared with what they are not like. */
-    if (f->leader && !grouped && atomic_load_explicit(&f->ready, memory_order_relaxed) &&
+    if (f->leader && how == R2_VOTE_PLAIN &&
+        atomic_load_explicit(&f->ready, memory_order_relaxed) &&
         r2_reduce_covers(type, (int)word[R2_WORD_OP]))
         r2_leader_time(f->leader, bytes, ours, (void *)word[R2_WORD_STREAM]);
-    if (f->vote && !grouped && !r2_vote_refused(f->vote))
+    if (f->vote && how != R2_VOTE_GROUPED && !r2_vote_refused(f->vote))
         note_call(f, r2_agree_index(f->agree) + 1, bytes, ours);
     if (ours)
         *result = r2_vote_run(f->vote, word);
@@ -95,9 +97,13 @@ static void follow_timed(struct r2_follow *f, void *stream, bool good)
         r2_leader_timed(f->leader, stream, good);
 }
 
-bool r2_comms_take(struct r2_comm *comm, const uint64_t *word, int *result)
+bool r2_comms_take(struct r2_comm *comm, const uint64_t *word, bool configured, int *result)
 {
-    return comm->follow && follow_take(comm->follow, word, r2_comms_in_group(), result);
+    enum r2_vote_call how = r2_comms_in_group() ? R2_VOTE_GROUPED
+                            : configured        ? R2_VOTE_CONFIGURED
+                                                : R2_VOTE_PLAIN;
+
+    return comm->follow && follow_take(comm->follow, word, how, result);
 }
 
 /* ---- around the call */

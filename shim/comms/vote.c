@@ -711,12 +711,14 @@ static bool in_plan(const struct r2_vote *v, uint64_t bytes)
 }
 
 /* Why NCCL has a call that is large enough; NULL: it has not. */
-static const char *uncovered(const struct r2_vote *v, const uint64_t *word, bool grouped)
+static const char *uncovered(const struct r2_vote *v, const uint64_t *word, enum r2_vote_call how)
 {
     int type = (int)word[R2_WORD_TYPE], reduction = (int)word[R2_WORD_OP];
 
-    if (grouped)
+    if (how == R2_VOTE_GROUPED)
         return "calls within ncclGroupStart and ncclGroupEnd";
+    if (how == R2_VOTE_CONFIGURED)
+        return "calls of ncclAllReduceConfig";
     if (reduction > R2_NCCL_AVG)
         return "reductions that the application made (PreMulSum)";
     if (!r2_reduce_covers(type, reduction))
@@ -744,14 +746,21 @@ static void say_left_out(struct r2_vote *v, const char *what)
         R2_INFO("%s", line);
 }
 
-bool r2_vote_takes(struct r2_vote *v, const uint64_t *word, bool grouped)
+/* At least: a type that we do not know has one byte. */
+static uint64_t bytes_of(const uint64_t *word)
+{
+    size_t size = r2_nccl_type_size((int)word[R2_WORD_TYPE]);
+
+    return word[R2_WORD_COUNT] * (size ? size : 1);
+}
+
+bool r2_vote_takes(struct r2_vote *v, const uint64_t *word, enum r2_vote_call how)
 {
     const char *why;
 
-    if (!in_plan(v, word[R2_WORD_COUNT] * r2_nccl_type_size((int)word[R2_WORD_TYPE])) ||
-        r2_vote_refused(v))
+    if (!in_plan(v, bytes_of(word)) || r2_vote_refused(v))
         return false;
-    why = uncovered(v, word, grouped);
+    why = uncovered(v, word, how);
     if (why)
         say_left_out(v, why);
     return !why && (!v->always || !is_stock(outcome(v)));

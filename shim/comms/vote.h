@@ -72,7 +72,8 @@ bool r2_vote_refused(struct r2_vote *v);
  * arguments, whether it is in a group, and whether it is captured into a graph, which NCCL asks to
  * be the same on all ranks. So the answer is the same, too. May wait for the vote. The first one
  * that a plan would take but for the call's sake is named in the log. Then: runs it. */
-bool r2_vote_takes(struct r2_vote *v, const uint64_t *word, bool grouped);
+enum r2_vote_call { R2_VOTE_PLAIN, R2_VOTE_GROUPED, R2_VOTE_CONFIGURED };
+bool r2_vote_takes(struct r2_vote *v, const uint64_t *word, enum r2_vote_call how);
 int r2_vote_run(struct r2_vote *v, const uint64_t *word);
 
 /* Nobody waits any more; what runs ends with an error. Any thread. After `abort` streams of the

@@ -16,9 +16,9 @@
 /* As measured with GPUs on one host; docs/measurements.md has how far times are from the model. */
 #define HOP_NS 20e3
 #define MESSAGE_NS 2e3
-/* The executor's pieces. */
-#define PIECE_LEAST ((size_t)64 << 10)
-#define PIECE_MOST ((size_t)512 << 10)
+/* The executor's pieces (direct/sizes.c). */
+#define PIECE_LEAST ((size_t)32 << 10)
+#define PIECE_MOST ((size_t)128 << 10)
 
 const char *r2_plan_name(enum r2_plan_schedule schedule)
 {

@@ -87,9 +87,8 @@ double r2_shard_ns(const struct r2_shard_input *in, const uint32_t *weights)
         double bytes = n * (1 + (in->p - 2) * share); /* each way */
         double messages = 2 * rounds * (owners - own + own * (in->p - 1));
         double port = bytes / rate(node) * (1 + 1 / rounds);
-        double cores = node->cores > 0 ? 2 * bytes / node->cores : 0;
 
-        worst = fmax(worst, fmax(1e9 * port, 1e9 * cores + messages * in->message_ns));
+        worst = fmax(worst, fmax(1e9 * port, messages * in->message_ns));
     }
     return worst + 2 * in->hop_ns;
 }
@@ -100,12 +99,8 @@ double r2_shard_ring_ns(const struct r2_shard_input *in)
 
     if (in->p < 2)
         return 0;
-    for (int i = 0; i < in->p; i++) {
-        const struct r2_shard_node *node = &in->nodes[i];
-
-        worst = fmax(worst, bytes / rate(node));
-        worst = fmax(worst, node->cores > 0 ? 2 * bytes / node->cores : 0);
-    }
+    for (int i = 0; i < in->p; i++)
+        worst = fmax(worst, bytes / rate(&in->nodes[i]));
     return 1e9 * worst + 2.0 * (in->p - 1) * in->hop_ns;
 }
 

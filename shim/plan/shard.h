@@ -1,8 +1,8 @@
 /* How long an AllReduce takes by each schedule of schedule.h, how long it takes at least, and the
  * weights with which `direct` comes closest. Pure: no clock, socket or thread.
  *
- * The model: a node is one rank with a full-duplex port; the network between the ports is free. A
- * node's cores may limit it as well.
+ * The model: a node is one rank with a full-duplex port; the network between the ports is free.
+ * Cores count by the messages that they handle.
  * - No schedule takes less than max(n / least rate, 2 (p - 1) n / sum of rates), n the bytes of one
  *   rank's data, for each of the two directions.
  * - `direct`: a rank that owns the share w sends and receives n (1 + (p - 2) w). For p >= 3 some
@@ -24,7 +24,6 @@
 
 struct r2_shard_node {
     double out, in; /* what the NICs that are left carry each way */
-    double cores;   /* what the cores carry, both ways together; 0: more than the NICs */
 };
 
 struct r2_shard_input {

@@ -70,6 +70,15 @@ API ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclD
                   op, "ncclAllReduce");
 }
 
+/* Of NCCL 2.31. The configuration is passed over. */
+API ncclResult_t ncclAllReduceConfig(const void *send, void *recv, size_t count,
+                                     ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                                     ncclStream_t stream, const void *config)
+{
+    (void)config;
+    return ncclAllReduce(send, recv, count, type, op, comm, stream);
+}
+
 API ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t recvcount,
                                    ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
                                    ncclStream_t stream)

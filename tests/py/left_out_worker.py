@@ -1,7 +1,8 @@
 """One rank of a job whose AllReduces are R2CCL's own where they can be: plain ones in turn with
 calls of one kind that NCCL keeps. Every value is checked.
 
-    left_out_worker.py FOLDER grouped|pair|premul|captured|nonblocking|unequal|limit|parted|several
+    left_out_worker.py FOLDER grouped|pair|premul|configured|unknown|captured|nonblocking|unequal|limit|
+                              parted|several
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from nccl_rank import FLOAT, RANK, RANKS, SUM, Nccl
 COUNT, TURNS = 1 << 18, 4
 LIMIT = 1 << 16  # from here on it is R2CCL's
 HOST, IN_PROGRESS = 1, 7
+UNKNOWN, INVALID = 99, 4  # a type of ncclDataType_t, ncclInvalidArgument
 CAPTURED = ctypes.c_void_p(0xCA)  # tests/shim/fakecuda.c
 Data = ctypes.c_float * COUNT
 
@@ -43,6 +45,8 @@ class Work:
             "grouped": self.grouped,
             "pair": self.pair,
             "premul": self.premul,
+            "configured": self.configured,
+            "unknown": self.unknown,
             "captured": lambda: self.reduce(SUM, CAPTURED),
             "nonblocking": self.plain,
         }
@@ -103,6 +107,19 @@ class Work:
         result = self.reduce(op.value, ctypes.c_void_p())
         self.nccl.check("ncclRedOpDestroy", op, self.comm)
         return result
+
+    def configured(self) -> float:
+        data = Data(*([1.0 + RANK] * COUNT))
+        words = (data, data, ctypes.c_size_t(COUNT), FLOAT, SUM, self.comm, ctypes.c_void_p())
+        self.nccl.check("ncclAllReduceConfig", *words, None)
+        return float(data[COUNT - 1])
+
+    def unknown(self) -> float:
+        """The stand-in refuses the type; a later NCCL may know it."""
+        data, code = Data(), self.nccl.nccl.ncclAllReduce
+        count = ctypes.c_size_t(COUNT)
+        assert code(data, data, count, UNKNOWN, SUM, self.comm, ctypes.c_void_p()) == INVALID
+        return self.plain()
 
 
 def unequal(folder: Path) -> None:

@@ -71,6 +71,8 @@ def work(
         ("grouped", "calls within ncclGroupStart and ncclGroupEnd"),
         ("pair", "calls within ncclGroupStart and ncclGroupEnd"),
         ("premul", "reductions that the application made (PreMulSum)"),
+        ("configured", "calls of ncclAllReduceConfig"),
+        ("unknown", "an element type that R2CCL does not know"),
         ("captured", "calls captured into a CUDA graph"),
     ],
 )
