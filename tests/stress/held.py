@@ -5,59 +5,76 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from failover_bed import PerfJob
+from failover_bed import PerfJob, Side
+
+from r2ccl_ctl.errors import R2Error
 
 SETTLE_S = 10.0  # what a lost NIC has left behind (attempts, fences) is gone after so long
-CORES = len(os.sched_getaffinity(0))
-# Every pair of NICs may have had to stand in, and stands by then: in and out, a socket for words
-# and as many for bytes as there are I/O threads, up to four (one where cores are few).
-PAIRS_OFF_RAILS = 12  # of two nodes with 4 NICs each
-SOCKETS_PER_PATH = 2 if CORES <= 5 else 5
-FDS_PER_PEER = 2 * SOCKETS_PER_PATH * PAIRS_OFF_RAILS
-FDS_OVER_START = 54  # and that for each peer
+FDS_OVER_START = 16  # beside the sockets of paths that are up: two or three attempts
 THREADS_OVER_START = 2
 MIB_OVER_START = 96  # resident: what a path's buffers and the stand-in's copies may come to
 MIB_OF_CUDA = 192  # what its libraries take after the first collectives
-# What a communicator holds that carries AllReduce out itself.
-THREADS_PER_PLAN, FDS_PER_PLAN, MIB_PER_PLAN = 1, 16, 96
+# What a communicator holds that carries AllReduce out itself, its paths apart: of descriptors those
+# of the communicator of a node's ranks, which listens and connects.
+THREADS_PER_PLAN, FDS_PER_PLAN, MIB_PER_PLAN = 1, 4, 96
 THREADS_OF_NODE = 3  # NCCL's, of the communicator of a node's ranks, if they are several
 LONG_S = 300.0  # in half of that every pair of NICs has had to stand in
-MIB_OVER_FIRST_HALF = 48
+FDS_OVER_FIRST_HALF, MIB_OVER_FIRST_HALF = 54, 48
 
 
 class Held(NamedTuple):
-    """What a process holds."""
+    """What a process holds. sockets: those of the fds that its paths account for."""
 
     fds: int
+    sockets: int
     threads: int
     mib: int
 
     @classmethod
-    def of(cls, pid: int) -> Held:
-        base = Path(f"/proc/{pid}")
+    def of(cls, side: Side, peers: int) -> Held:
+        now = side.snapshot()
+        base = Path(f"/proc/{side.pid}")
         pages = int((base / "statm").read_text().split()[1])
         return cls(
             len(list((base / "fd").iterdir())),
+            of_paths(
+                now.gauges["paths_up"], (path.streams for path in now.paths), peers, len(now.nics)
+            ),
             len(list((base / "task").iterdir())),
             pages * os.sysconf("SC_PAGE_SIZE") >> 20,
         )
 
-    def over(self, start: Held, peers: int, granted: Held) -> list[str]:
+    @property
+    def beside(self) -> int:
+        """Descriptors that are no path's."""
+        return self.fds - self.sockets
+
+    def over(self, start: Held, granted: Held) -> list[str]:
         """What is more than a job may grow by, and than is granted, a line each."""
-        usual = (FDS_OVER_START + FDS_PER_PEER * peers, THREADS_OVER_START, MIB_OVER_START)
-        limit = Held(*(one + extra for one, extra in zip(usual, granted, strict=True)))
-        rows = zip(self._fields, self, start, limit, strict=True)
-        return [f"{what}: {was}, then {now}" for what, now, was, more in rows if now > was + more]
+        rows = (
+            ("fds beside paths", start.beside, self.beside, FDS_OVER_START + granted.fds),
+            ("threads", start.threads, self.threads, THREADS_OVER_START + granted.threads),
+            ("mib", start.mib, self.mib, MIB_OVER_START + granted.mib),
+        )
+        return [f"{what}: {was}, then {now}" for what, was, now, more in rows if now > was + more]
+
+
+def of_paths(up: int, streams: Iterable[int], peers: int, nics: int) -> int:
+    """Sockets of a process's paths that are up: one for words and one for each lane. Every other
+    rank may have a path each way between any two NICs, plans or not; what is beyond is a leak."""
+    lanes = max(streams, default=0)  # what is told of one path may be old, and less
+    return min(up, 2 * peers * nics**2) * (1 + lanes)
 
 
 def look(job: PerfJob) -> list[Held]:
     """What every rank holds; nothing once one of them has ended."""
     try:
-        return [Held.of(side.pid) for side in job.sides]
-    except OSError:
+        return [Held.of(side, len(job.sides) - 1) for side in job.sides]
+    except (OSError, R2Error):
         return []
 
 
@@ -66,13 +83,13 @@ def granted(plans: bool, cuda: bool, per_node: int = 1) -> Held:
     more = 1 if plans else 0
     mib = MIB_PER_PLAN * more + (MIB_OF_CUDA if cuda else 0)
     threads = THREADS_PER_PLAN + (THREADS_OF_NODE if per_node > 1 else 0)
-    return Held(FDS_PER_PLAN * more, threads * more, mib)
+    return Held(FDS_PER_PLAN * more, 0, threads * more, mib)
 
 
 def over(now: list[Held], start: list[Held], more: Held) -> list[str]:
     """What any rank holds more than it may, a line each."""
     pairs = zip(now, start, strict=False)  # none now: a rank has ended
-    return [line for held, first in pairs for line in held.over(first, len(start) - 1, more)]
+    return [line for held, first in pairs for line in held.over(first, more)]
 
 
 def peak(looks: list[list[Held]]) -> list[Held]:
@@ -92,7 +109,7 @@ def second_half(looks: list[list[Held]]) -> list[Held]:
 
 def still_growing(looks: list[list[Held]], seconds: float) -> list[str]:
     """What some rank held more in the second half of a long round than it may, a line each."""
-    limit = Held(FDS_OVER_START, THREADS_OVER_START, MIB_OVER_FIRST_HALF)
+    limit = Held(FDS_OVER_FIRST_HALF, FDS_OVER_FIRST_HALF, THREADS_OVER_START, MIB_OVER_FIRST_HALF)
     return [
         f"{what}: {more} more in the second half than in the first"
         for held in (second_half(looks) if seconds >= LONG_S else [])
