@@ -35,8 +35,8 @@ MAX_AT_S = 24 * 3600.0
 
 
 def parse_kind(text: str) -> tuple[str, int, int]:
-    """(kind, bytes per second of slow, parts per million of loss). A new kind is a line of
-    `r2_seg_fault` in segment.h, its name and effect in io/fault.c, and a line here."""
+    """(kind, bytes per second of slow, parts per million of loss). segment.h says at `r2_seg_fault`
+    what a new kind needs."""
     kind, equals, value = text.partition("=")
     if kind in ("blackhole", "error") and not equals:
         return kind, 0, 0

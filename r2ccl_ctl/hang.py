@@ -1,4 +1,4 @@
-"""Why a job stands: which rank and which NIC the others wait for. Pure: looks in, findings out.
+"""Why a job is stalled: which rank and which NIC the others wait for. Pure: looks in, findings out.
 
 Four kinds of wait are known. no-path: nothing reaches a peer, or nothing that may carry a message.
 unsent: a path has ended, and what it carried may not be sent again before the peer has confirmed
@@ -324,8 +324,8 @@ class Seen:
         return snapshot.process.name in self._stand
 
     def coverage(self, shown: Iterable[str]) -> list[str]:
-        """For each of the communicators `shown` that stands, and of which not all ranks are seen
-        here: that, and where to look on."""
+        """For each of the communicators `shown` that is stalled, and of which not all ranks are
+        seen here: that, and where to look on."""
         found = []
         for name in dict.fromkeys(shown):
             ranks = self.ranks.get(name, [])

@@ -54,10 +54,10 @@ class Job:
         return len({row.snapshot.process.host for row in self.rows})
 
 
-GRAVE = (verdict.DANGER, verdict.DEGRADED, verdict.UNKNOWN, verdict.HEALTHY)
+WORST_FIRST = (verdict.DANGER, verdict.DEGRADED, verdict.UNKNOWN, verdict.HEALTHY)
 
 SORTS: dict[str, Callable[[Row], Any]] = {
-    "worst": lambda row: GRAVE.index(row.code),
+    "worst": lambda row: WORST_FIRST.index(row.code),
     "rank": lambda row: 0,
     "node": lambda row: row.snapshot.process.host,
     "tx": lambda row: -row.tx,
@@ -75,7 +75,7 @@ def row(snapshot: Snapshot, rates: Rates, seen: Seen) -> Row:
         tx=sum(tx for tx, _ in sums),
         rx=sum(rx for _, rx in sums),
         behind=max((seen.behind(comm) for comm in snapshot.comms), default=0),
-        reasons=tuple(sorted(reasons, key=lambda reason: GRAVE.index(reason.code))),
+        reasons=tuple(sorted(reasons, key=lambda reason: WORST_FIRST.index(reason.code))),
     )
 
 
@@ -97,4 +97,4 @@ def jobs(
         Job(name, sorted(rows, key=lambda one: (key(one), one.place)))
         for name, rows in found.items()
     ]
-    return sorted(all_jobs, key=lambda job: (GRAVE.index(job.code), job.name))
+    return sorted(all_jobs, key=lambda job: (WORST_FIRST.index(job.code), job.name))

@@ -161,9 +161,9 @@ struct r2_control_rdma {
 void r2_control_nic_rdma(struct r2_control *ctl, int nic, const struct r2_control_rdma *rdma);
 int r2_control_path_add(struct r2_control *ctl, int peer, int nic, const char *remote_nic);
 void r2_control_path_via(struct r2_control *ctl, int path, enum r2_seg_via via);
-/* Sets state, generation, cause and since. Counts, in the row and for the process, failures (a
- * change to DOWN; also as an error of its NIC) and recoveries (to UP after a failure, but not from
- * SUSPECT); keeps the gauges paths_up (UP and RAMPING) and paths_total. */
+/* Sets state, generation, cause and since. Counts failures, in the row and for the process: a
+ * change to DOWN, also as an error of its NIC. Counts recoveries: to UP after a failure, but not
+ * from SUSPECT. Keeps the gauges paths_up (UP and RAMPING) and paths_total. */
 void r2_control_path_state(struct r2_control *ctl, int path, enum r2_seg_path_state state,
                            uint64_t generation, const char *cause);
 void r2_control_path_weight(struct r2_control *ctl, int path, uint32_t weight, uint32_t streams);

@@ -427,7 +427,8 @@ void r2_control_path_weight(struct r2_control *ctl, int path, uint32_t weight, u
 {
     struct r2_seg_path *row = path_row(ctl, path);
 
-    if (!row)
+    if (!row || (__atomic_load_n(&row->weight, __ATOMIC_RELAXED) == weight &&
+                 __atomic_load_n(&row->streams, __ATOMIC_RELAXED) == streams))
         return;
     r2_row_begin(&row->seq);
     r2_row_u32(&row->weight, weight);

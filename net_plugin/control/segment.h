@@ -379,12 +379,16 @@ enum r2_seg_verb {
     R2_SEG_VERB_RECORD /* no NIC */
 };
 
-enum r2_seg_fault { /* R2_SEG_FAULT_LAST, below, is the last one */
-                    R2_SEG_FAULT_NONE = 0,
-                    R2_SEG_FAULT_BLACKHOLE, /* bytes vanish, nothing answers or is reported */
-                    R2_SEG_FAULT_ERROR,     /* connections are reset, new ones fail */
-                    R2_SEG_FAULT_SLOW,      /* at most `rate` */
-                    R2_SEG_FAULT_LOSS       /* of pieces, `loss_ppm` cost a retransmission */
+/* A new kind needs: a line here, and R2_SEG_FAULT_LAST below. In io/fault.c r2_fault_kinds, names,
+ * r2_fault_kind, r2_fault_allow, r2_fault_unmoved and r2_fault_text. KINDS, KINDS_HELP and
+ * parse_kind in r2ccl_ctl/faults.py. With a value also r2_seg_command, and check_fault and check in
+ * control/commands.c. Its words in docs/failures.md. */
+enum r2_seg_fault {
+    R2_SEG_FAULT_NONE = 0,
+    R2_SEG_FAULT_BLACKHOLE, /* bytes vanish, nothing answers or is reported */
+    R2_SEG_FAULT_ERROR,     /* connections are reset, new ones fail */
+    R2_SEG_FAULT_SLOW,      /* at most `rate` */
+    R2_SEG_FAULT_LOSS       /* of pieces, `loss_ppm` cost a retransmission */
 };
 
 enum r2_seg_command_state {

@@ -152,8 +152,7 @@ struct r2_path {
         uint64_t tx_bytes, rx_bytes, replayed;
     } sum;
 
-    struct { /* what operators were last shown */
-        uint32_t weight;
+    struct {              /* what operators were last shown */
         bool weighed;     /* an event about its weight is in the journal */
         char verdict[80]; /* why it is down, once that is known (engine/locate) */
         int row;
@@ -234,8 +233,8 @@ struct r2_upper {
 struct r2_ack_delay {
     struct r2_timer timer;
     bool armed; /* ... and nobody stops it: it holds a reference to the peer until it has fired */
-    bool hurry; /* there are others: they wait for nothing */
-    unsigned late; /* messages since the last one was said */
+    bool hurry; /* acknowledgements that may not wait are queued, too */
+    unsigned late; /* messages since the last acknowledgement was sent */
 };
 
 /* Part of a peer: what it has heard about our NICs (path/nicnews.c). Times in ns. */

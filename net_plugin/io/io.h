@@ -58,8 +58,8 @@ static inline bool r2_io_alone(void)
 {
     return r2_io_used() == 1;
 }
-/* Locks what others hold for a microsecond as a rule: where there are several threads, and so
- * cores, awake for up to 20 us (docs/decisions.md 45). Any thread; the caller unlocks. */
+/* Locks a mutex that is usually held for about a microsecond. With several I/O threads it spins for
+ * up to 20 us before it sleeps (docs/decisions.md 45). Any thread; the caller unlocks. */
 void r2_io_lock(pthread_mutex_t *m);
 /* Owner for something new, in turn. */
 struct r2_io *r2_io_pick(void);
@@ -73,13 +73,13 @@ bool r2_io_polls(struct r2_io *io);
 /* All threads in use are. A hint. */
 bool r2_io_all_awake(void);
 
-/* For a caller that polls anyway, without locks: runs what a sleeping thread would do now, of
- * descriptors and tasks that are `brief` (they wait for nobody), and lets it sleep as long as the
- * caller comes again soon. Where cores are few that saves a wake-up per message. What is left to
- * do, a few events and tasks being all that it is asked for, is left to the thread, which is woken.
- * The callbacks of one I/O thread still run one after another. The caller is not cancelled
- * meanwhile. False: it did nothing, because the thread is awake or somebody else stands in.
- * `*worked`: something was due, or the thread is awake. */
+/* For a caller that polls anyway, without locks. Runs what a sleeping thread would do now, of
+ * descriptors and tasks that are `brief` (they wait for nobody). The thread goes on sleeping as
+ * long as the caller comes again soon. Where cores are few that saves a wake-up per message. What
+ * is left to do, a few events and tasks being all that it is asked for, is left to the thread,
+ * which is woken. The callbacks of one I/O thread still run one after another. The caller is not
+ * cancelled meanwhile. False: it did nothing, because the thread is awake or somebody else stands
+ * in. `*worked`: something was due, or the thread is awake. */
 bool r2_io_lend(struct r2_io *io, bool *worked);
 /* It has descriptors that a stand-in may run. A hint. */
 bool r2_io_lends(struct r2_io *io);

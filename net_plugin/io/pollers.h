@@ -1,9 +1,9 @@
 /* How many I/O threads are in use and may poll at once (R2CCL_SPIN), where processes share a
  * machine.
  *
- * A thread that polls answers sooner while a core has nothing better to do, and costs throughput
- * and latency when one has: with eight processes of twelve threads on 32 cores AllReduce took up
- * to 2.6 times as long as without polling (docs/decisions.md 19). Work that is given to a thread
+ * A thread that polls answers sooner while its core has nothing better to do. When it has, polling
+ * costs throughput and latency. With eight processes of twelve threads on 32 cores AllReduce took
+ * up to 2.6 times as long as without polling (docs/decisions.md 19). Work that is given to a thread
  * that may not poll waits until it wakes, and then for a core: so it is given to those that may
  * (docs/decisions.md 26).
  */

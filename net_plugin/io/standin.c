@@ -68,7 +68,8 @@ static struct r2_io *next_io(void)
     return NULL;
 }
 
-/* Of others that were in use before, the only one's lanes may still be. */
+/* True if it stood in, and no other thread was ever started. Other threads, no longer in use, may
+ * still have sockets that need help. */
 static bool for_the_only_one(void)
 {
     bool worked;

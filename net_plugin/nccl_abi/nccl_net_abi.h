@@ -7,11 +7,12 @@
  *   NCCL 2.14-2.18: v6   2.19: v7   2.20-2.23: v8   2.24, 2.25: v9
  *   2.26, 2.27: v10      2.28, 2.29: v11            2.30 and later: v12
  *
- * What differs: v7 adds device handles and members 17, 18; v8 makes the size of regMr a size_t;
- * v9 adds makeVDevice and makes message sizes size_t; v10 adds the profiler and a configuration
- * at connect; v11 adds a context per communicator, finalize and setNetAttr; v12 changes only the
- * properties. Out parameters are not initialised by the caller: *request and *done may hold
- * anything on entry (with v9 and later *request may hold R2_NCCL_OPTIONAL_RECV_COMPLETION).
+ * What differs: v7 adds device handles and members 17, 18. Version 8 makes the size of regMr a
+ * size_t. Version 9 adds makeVDevice and makes message sizes size_t. Version 10 adds the profiler
+ * and a configuration at connect. Version 11 adds a context per communicator, finalize and
+ * setNetAttr. Version 12 changes only the properties. Out parameters are not initialised by the
+ * caller: *request and *done may hold anything on entry (with v9 and later *request may hold
+ * R2_NCCL_OPTIONAL_RECV_COMPLETION).
  *
  * Ownership: handles are R2_NCCL_HANDLE_BYTES long and belong to the caller; strings in properties
  * belong to the plugin and must stay valid until finalize (before v11: for ever).

@@ -169,10 +169,13 @@ void r2_setting_allowed_text(const struct r2_setting_row *row, char *out, size_t
 
 void r2_setting_default_text(const struct r2_setting_row *row, char *out, size_t outlen)
 {
-    bool plain = row->def[0] && row->def[strspn(row->def, "0123456789")] == '\0';
+    uint64_t ns;
 
-    snprintf(out, outlen, "%s%s", row->def,
-             plain && row->type == R2_TYPE_DURATION ? row->unit : "");
+    /* As a value is shown: 600 s is 10min in both. */
+    if (row->type == R2_TYPE_DURATION && r2_setting_store(row, row->def, &ns) == 0)
+        r2_value_duration_text(ns, out, outlen);
+    else
+        snprintf(out, outlen, "%s", row->def);
 }
 
 int r2_setting_read(const struct r2_setting_row *row, const char *name, const char *text,

@@ -45,9 +45,9 @@ struct r2_nic {
 };
 
 /* Finds the NICs that `settings` asks for, at most `max`, in a stable order. Returns the number
- * found (0 is no error; `err` has a message where some were left out for `max`, or where some that
- * R2CCL_NICS names are not there) or -errno with a message in `err`: -ENODEV where none of them is
- * there, -EINVAL for a bad list. A NIC that has no carrier is still a NIC. */
+ * found; 0 is no error. `err` has a message if some were left out for `max`, or if some that
+ * R2CCL_NICS names are not there. Or returns -errno with a message in `err`: -ENODEV if none of
+ * them is there, -EINVAL for a bad list. A NIC that has no carrier is still a NIC. */
 int r2_nics_find(const struct r2_settings *settings, struct r2_nic *out, int max, char *err,
                  size_t errlen);
 

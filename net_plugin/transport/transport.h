@@ -12,10 +12,10 @@
  * Therefore the engine never calls an operation marked [locks] while it holds a peer's lock.
  * Every entry of both tables is always set.
  *
- * One-sided transports: `r2_bulk.remote_addr` carries address and key from the clear-to-send; the
- * engine fences the receiver (DOWN, FENCED: oob/wire.h) before it hands a chunk out again, for
- * every transport, so that a second write of the same bytes never races with the first. The bytes
- * are in place when the transport learns of them, so chunk_claim and chunk_done follow each other.
+ * One-sided transports: `r2_bulk.remote_addr` carries address and key from the clear-to-send. For
+ * every transport the engine fences the receiver (DOWN, FENCED: oob/wire.h) before it hands a chunk
+ * out again. So a second write of the same bytes never races with the first. The bytes are in place
+ * when the transport learns of them, so chunk_claim and chunk_done follow each other.
  *
  * Several transports may serve one NIC (transport/mux): each endpoint belongs to one of them, which
  * r2_ep_params.transport names, and so does the path. A transport that runs behind the mux begins
@@ -250,11 +250,11 @@ struct r2_transport_ops {
      * transport goes on by itself and says `shut_over`. Until then it must not be assumed, however
      * long it takes. Idempotent. [locks] */
     int (*shut)(struct r2_ep *ep);
-    /* Lets go of messages of `conn` with first <= seq <= last: on return no thread, socket or
-     * queue pair of this endpoint touches their memory; the engine has already made sure that
-     * they are neither handed out nor claimed again. Waits for local hardware only, in bounded
-     * time; -ETIMEDOUT: the hardware did not confirm it. `cleared`: the peer may have been told to
-     * write into their memory. [locks] */
+    /* Lets go of messages of `conn` with first <= seq <= last. On return no thread, socket or queue
+     * pair of this endpoint touches their memory. The engine has already made sure that they are
+     * neither handed out nor claimed again. Waits for local hardware only, in bounded time;
+     * -ETIMEDOUT: the hardware did not confirm it. `cleared`: the peer may have been told to write
+     * into their memory. [locks] */
     int (*detach)(struct r2_ep *ep, uint64_t conn, uint64_t first, uint64_t last, bool cleared);
     /* Two-sided: the lane that reads this chunk into its place lets go of it (chunk_dropped) and
      * drains the rest; true when it did. Never waits: false when the lane is at it this moment,

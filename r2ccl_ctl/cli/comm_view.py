@@ -1,4 +1,4 @@
-"""Communicators as rows for people, and as dictionaries for JSON; and why they stand."""
+"""Communicators as rows for people, and as dictionaries for JSON; and why they are stalled."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def comm_dict(comm: Comm, snapshot: Snapshot, seen: Seen) -> dict[str, Any]:
 
 
 def cause_text(comm: Comm, snapshot: Snapshot, seen: Seen) -> str:
-    """Why it stands, or why the others wait for it; else the cause of its state."""
+    """Why it is stalled, or why the others wait for it; else the cause of its state."""
     standing = hang.stands(snapshot, seen, comm)
     own = [wait.text for wait in seen.late(comm.id) if is_of(wait, comm, snapshot)]
-    parts = [f"stands: {standing}" if standing else "", *own]
+    parts = [f"stalled: {standing}" if standing else "", *own]
     return "; ".join(filter(None, parts)) or comm.cause
 
 

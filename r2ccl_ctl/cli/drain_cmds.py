@@ -28,7 +28,7 @@ from r2ccl_ctl.units import parse_duration
     metavar="DURATION",
     help="How long --wait waits.",
 )
-@click.option("--force", is_flag=True, help="Drain the last usable NIC as well; the job stands.")
+@click.option("--force", is_flag=True, help="Drain the last usable NIC as well; the job stalls.")
 @json_option
 def drain_nic(
     nic: str,

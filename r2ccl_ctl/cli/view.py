@@ -332,7 +332,7 @@ def summary(snapshot: Snapshot, seen: Seen | None = None) -> list[str]:
         lines.append(", ".join(notable))
     standing = hang.stands(snapshot, seen)
     if standing:
-        lines.append(f"stands: {standing}")
+        lines.append(f"stalled: {standing}")
     if snapshot.missing:
         lines.append(f"signals that this process lacks: {', '.join(snapshot.missing)}")
     if snapshot.process.warning:
@@ -343,7 +343,7 @@ def summary(snapshot: Snapshot, seen: Seen | None = None) -> list[str]:
 def nics_view(
     looks: Sequence[tuple[Snapshot, dict[int, tuple[float, float]]]], gpus: Sequence[Gpu] = ()
 ) -> Group:
-    """r2ccl-ctl nics: all NICs, what RDMA there is behind them, and which processes stand."""
+    """r2ccl-ctl nics: all NICs, what RDMA there is behind them, and which processes are stalled."""
     from rich.console import Group
     from rich.text import Text
 
@@ -388,12 +388,12 @@ def spill_rows(nics: Sequence[Nic | HostNic]) -> list[list[str]]:
 
 def standing_lines(snapshot: Snapshot, seen: Seen | None = None) -> list[Text]:
     """What the rows of its NICs do not tell: that they are old, since their process is silent, and
-    why it stands."""
+    why it is stalled."""
     from rich.text import Text
 
     process, standing = snapshot.process, hang.stands(snapshot, seen)
     found = [Text.assemble(process.title, ": ", process_state(process))] if process.silent_s else []
-    return found + ([Text(f"{process.title}: stands: {standing}")] if standing else [])
+    return found + ([Text(f"{process.title}: stalled: {standing}")] if standing else [])
 
 
 def status_view(

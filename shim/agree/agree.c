@@ -5,9 +5,9 @@
  *     application:  advance: next := i          service:  fence := N
  *                   lookup:  read fence                   read next
  * A promise of N is made only if the service read next < N. Then, in the one order of all seq_cst
- * operations, "next := N" comes after that read and so after "fence := N"; a lookup of collective N
- * reads the fence after its own "next := N", sees N or what replaced it under the member lock, and
- * takes the lock. Nothing is promised for an index that a lookup has passed without it.
+ * operations, "next := N" comes after that read and so after "fence := N". A lookup of collective N
+ * reads the fence after its own "next := N". So it sees N, or what replaced it under the member
+ * lock, and takes the lock. Nothing is promised for an index that a lookup has passed without it.
  */
 #define _GNU_SOURCE
 #include <errno.h>

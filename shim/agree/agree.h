@@ -17,12 +17,12 @@
  * Traffic and the service thread start with the first eligible lookup. A plan is an opaque text of
  * bytes here; shim/plan/table.h has its format.
  *
- * Threads: one thread at a time calls lookup and advance of one r2_agree (as NCCL asks of the users
- * of a communicator); everything else may be called from any thread, also while lookup waits,
- * except that destroy comes last. Callbacks run on the service thread, one at a time, with no lock
- * of ours held; they may call any function of this header except r2_agree_lookup,
- * r2_agree_advance and r2_agree_destroy, and must not call NCCL or wait for the application.
- * After fork the child's copy is inert: every function returns at once, lookup without a plan.
+ * Threads: one thread at a time calls lookup and advance of one r2_agree, as NCCL asks of the users
+ * of a communicator. Everything else may be called from any thread, also while lookup waits. Only
+ * destroy must come last. Callbacks run on the service thread, one at a time, with no lock of ours
+ * held. They may call any function of this header except r2_agree_lookup, r2_agree_advance and
+ * r2_agree_destroy. They must not call NCCL or wait for the application. After fork the child's
+ * copy is inert: every function returns at once, lookup without a plan.
  *
  * Errors are 0 or -errno. For an NCCL application every error of lookup but -ECANCELED is
  * ncclRemoteError.
@@ -155,12 +155,12 @@ int r2_agree_offer(struct r2_agree *a, uint32_t round, const void *data, size_t 
  * ops->invited. 0; -EAGAIN before ready; -EPERM: not the leader. */
 int r2_agree_invite(struct r2_agree *a);
 
-/* NCCL has failed at this rank with `error` (an ncclResult_t, not 0): the other ranks are told, by
- * the leader or, where there is no connection to that one or it does not answer within 30 to 45 ms,
- * by this rank. The first one counts. Since a process may end with its error, waits until the
- * leader has answered, or the word to everybody that can be reached is with the kernel, at most 200
- * ms. 0, also where nobody is left to be told; -ENOTCONN: not so (yet: that goes on while the
- * process lives). */
+/* NCCL has failed at this rank with `error` (an ncclResult_t, not 0). The leader tells the other
+ * ranks. This rank does, if it has no connection to the leader or gets no answer within 30 to 45
+ * ms. The first error counts. A process may end with its error. So this waits, 200 ms at most,
+ * until the leader has answered, or the kernel has the word to everybody that can be reached. 0,
+ * also where nobody is left to be told. -ENOTCONN: not so yet; that goes on while the process
+ * lives. */
 int r2_agree_tell(struct r2_agree *a, uint32_t error);
 
 /* Wakes the waiting lookup; this one and later ones return -ECANCELED. Idempotent, never waits. */

@@ -283,7 +283,7 @@ static void r2_exchange_have(struct r2_agree *a, const struct r2_agree_frame *f,
     if (mine) {
         a->offer_ns = a->offer_wait_ns = 0;
     }
-    if (mine && !a->buried_ns && a->ops && a->ops->exchanged) {
+    if (mine && !a->destroyed_ns && a->ops && a->ops->exchanged) {
         a->ops->exchanged(a->user, round, offers, lens);
     }
     free(offers);
@@ -298,7 +298,7 @@ static void r2_exchange_invited(struct r2_agree *a, const struct r2_agree_frame 
     pthread_mutex_lock(&a->lock);
     a->inviting = true;
     pthread_mutex_unlock(&a->lock);
-    if (!a->buried_ns && a->ops && a->ops->invited) {
+    if (!a->destroyed_ns && a->ops && a->ops->invited) {
         a->ops->invited(a->user);
     }
 }

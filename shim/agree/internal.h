@@ -96,7 +96,7 @@ struct r2_agree {
     uint64_t register_ns, register_wait_ns, joining_ns;
     int root_refused; /* how often its host said that nobody listens */
     bool said_off, closed;
-    uint64_t buried_ns; /* when it was destroyed; 0: it lives */
+    uint64_t destroyed_ns; /* when it was destroyed; 0: it lives */
     uint64_t report_number;
     uint64_t *report_seen;            /* leader: last number of each rank */
     uint64_t offer_ns, offer_wait_ns; /* say it again then */
@@ -110,11 +110,11 @@ struct r2_agree {
     int tries;
     struct r2_agree_horizon horizon;
     uint64_t ask_ns, ask_wait_ns; /* next question about the open promise */
-    int ask_width, ask_at;        /* how many others were asked last, and where to go on */
+    int ask_width, ask_at;        /* ranks that the last question went to; where the next begins */
     uint64_t leader_heard_ns;
     struct r2_agree_failure failure; /* the first that this rank knows of; error 0: none */
-    bool failure_heard;              /* another rank has said one: the leader's answer, too */
-    bool failure_sent;               /* this rank's word is with one other rank at least */
+    bool failure_heard;              /* another rank has told of one, or the leader has answered */
+    bool failure_sent;               /* at least one other rank has been told */
     int failure_rounds;              /* how often this rank has told all others */
     uint64_t tell_ns;                /* tell all others (again) then; UINT64_MAX: no need */
 };

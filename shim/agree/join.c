@@ -76,7 +76,7 @@ void r2_agree_join_early(struct r2_agree *a, const uint8_t process[16],
     int i = 0;
 
     if (a->rank != R2_AGREE_LEADER || f->from >= (uint32_t)a->nranks ||
-        f->len != R2_AGREE_REPORT_BYTES || a->buried_ns) {
+        f->len != R2_AGREE_REPORT_BYTES || a->destroyed_ns) {
         return;
     }
     if (!a->early) {
@@ -174,7 +174,7 @@ void r2_agree_join_off(struct r2_agree *a, const struct r2_agree_frame *f, const
     }
     pthread_mutex_unlock(&a->lock);
     a->said_off = a->said_off || say;
-    if (say && !a->buried_ns && a->ops && a->ops->off) {
+    if (say && !a->destroyed_ns && a->ops && a->ops->off) {
         a->ops->off(a->user, why);
     }
 }
@@ -204,7 +204,7 @@ void r2_agree_join_reported(struct r2_agree *a, uint32_t from, const struct r2_a
     struct r2_agree_report report;
     uint64_t number;
 
-    if (a->rank != R2_AGREE_LEADER || a->buried_ns ||
+    if (a->rank != R2_AGREE_LEADER || a->destroyed_ns ||
         r2_agree_report_decode(payload, f->len, &number, &report) != 0 ||
         number <= a->report_seen[from]) {
         return;

@@ -63,7 +63,7 @@ static void r2_member_settle(struct r2_agree *a, const struct r2_agree_out *out)
 static void r2_member_decided(struct r2_agree *a, uint64_t epoch, uint64_t at, bool committed,
                               const char *why)
 {
-    if (a->ops && a->ops->decided && !a->buried_ns) {
+    if (a->ops && a->ops->decided && !a->destroyed_ns) {
         a->ops->decided(a->user, epoch, at, committed, why);
     }
 }
@@ -129,7 +129,7 @@ static bool r2_member_accept(struct r2_agree *a, uint64_t epoch, const void *pla
     void *object = NULL;
     bool willing;
 
-    if (!a->ops || !a->ops->accept || a->buried_ns ||
+    if (!a->ops || !a->ops->accept || a->destroyed_ns ||
         a->ops->accept(a->user, epoch, plan, len, &object) != 0) {
         return false;
     }
@@ -398,7 +398,7 @@ static void r2_member_bury(struct r2_agree *a, uint64_t now)
     a->object = NULL;
     pthread_mutex_unlock(&a->lock);
     r2_agree_member_collect(a);
-    a->buried_ns = now;
+    a->destroyed_ns = now;
     pthread_mutex_lock(&a->lock);
     a->ops = NULL;
     a->gone = true;
@@ -413,8 +413,8 @@ static bool r2_member_work(struct r2_agree *a, uint64_t now)
     bool dying, ended;
 
     a->deadline_ns = UINT64_MAX;
-    if (a->buried_ns) {
-        a->deadline_ns = a->buried_ns + R2_MEMBER_TOMB_NS;
+    if (a->destroyed_ns) {
+        a->deadline_ns = a->destroyed_ns + R2_MEMBER_TOMB_NS;
         return now < a->deadline_ns;
     }
     r2_agree_member_collect(a);

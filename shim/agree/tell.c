@@ -1,9 +1,9 @@
-/* Where NCCL has failed at one rank, the others wait for it for ever: those that have a connection
- * to what died get an error from their transport, those that only share memory with it, or with a
+/* When NCCL has failed at one rank, the others wait for it for ever. Those that have a connection
+ * to what died get an error from their transport. Those that only share memory with it, or with a
  * rank that has stopped since, get none. So the first that knows says it to the leader, who says it
- * to all, this rank included. Where that one is not connected, or nothing comes back from it soon
- * (its process stands still, or its host has lost its power, of which the kernel here knows nothing
- * yet), it is said to all directly, and who hears it so says it to the leader.
+ * to all, this rank included. If that one is not connected, or nothing comes back from it soon, all
+ * are told directly, and who hears it so tells the leader. Nothing comes back if its process is
+ * stopped, or if its host has lost its power, of which the kernel here knows nothing yet.
  *
  * A word is about a communicator that cannot complete anything any more, so that it may come twice,
  * late, or after an abort; it is never taken back. */

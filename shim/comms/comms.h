@@ -1,12 +1,12 @@
 /* The communicators of the process: a side table keyed by NCCL's own handle, which is what the
  * application keeps using.
  *
- * The index of a communicator counts the collectives that NCCL took from the application: when it
- * took them, those of a group at its outermost end, just before NCCL is told of that; captured,
- * zero-count and single-rank ones as well; not Send and Recv, and not those of a group that ended
- * in ncclGroupSimulateEnd, or that NCCL refused, which are taken back. NCCL asks its users to issue
- * the collectives of a communicator in the same order on all ranks, so the index of an operation is
- * the same on all of them.
+ * The index of a communicator counts the collectives that NCCL took from the application, when it
+ * took them. Those of a group count at its outermost end, just before NCCL is told of that.
+ * Captured, zero-count and single-rank ones count as well. Send and Recv do not. Collectives of a
+ * group that ended in ncclGroupSimulateEnd, or that NCCL refused, are taken back. NCCL asks its
+ * users to issue the collectives of a communicator in the same order on all ranks, so the index of
+ * an operation is the same on all of them.
  *
  * Threads: everything may be called from any thread. An entry lives while it is in the table or
  * held; removing one (destroy, abort from another thread) does not wait for holders. No lock is

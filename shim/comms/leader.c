@@ -175,13 +175,13 @@ static void compare(struct r2_leader *l, int rank)
 static void end_unequal(struct r2_leader *l, int rank)
 {
     const struct r2_calls_difference *d = &l->difference;
-    char left[32] = "a group's", line[160];
+    char left[32] = "calls in a group", line[160];
 
     if (d->left_bytes != R2_CALLS_GROUPED)
         snprintf(left, sizeof(left), "%llu bytes", (unsigned long long)d->left_bytes);
     snprintf(line, sizeof(line),
-             "operation %llu is not the same AllReduce on all ranks: %llu bytes on rank %d go "
-             "by R2CCL, %s on rank %d by NCCL",
+             "operation %llu is not the same AllReduce on all ranks: %llu bytes on rank %d use "
+             "R2CCL, %s on rank %d use NCCL",
              (unsigned long long)d->number - 1, (unsigned long long)d->taken_bytes,
              d->first ? 0 : rank, left, d->first ? rank : 0);
     R2_WARN("communicator %016llx: %s. All ranks must give the same count, type and operation, in "

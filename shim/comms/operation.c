@@ -34,11 +34,11 @@ int r2_follow_before(struct r2_follow *f, enum r2_seg_collective kind, uint64_t 
     if (rc == -ECANCELED)
         return R2_NCCL_INTERNAL; /* as NCCL says to calls that an abort overtakes */
     if (rc == -EREMOTEIO)
-        return R2_NCCL_REMOTE; /* r2_comms_told has said so */
+        return R2_NCCL_REMOTE; /* r2_comms_told has logged it */
     if (rc) {
         R2_WARN_ONCE(
-            "a communicator of %d ranks has failed: a rank that knows whether the plan was "
-            "changed does not answer, and none may guess",
+            "a communicator of %d ranks has failed: this rank cannot learn whether the plan was "
+            "changed, since no rank that knows it answers",
             f->nranks);
         r2_comms_broken(f->comm, "nobody knows what became of a plan");
         return R2_NCCL_REMOTE;
@@ -78,7 +78,7 @@ static bool follow_take(struct r2_follow *f, const uint64_t *word, enum r2_vote_
     uint64_t bytes = word[R2_WORD_COUNT] * r2_nccl_type_size(type);
     bool ours = f->vote && r2_vote_takes(f->vote, word, how);
 
-    /* Others stay with NCCL, and would be compared with what they are not like. */
+    /* NCCL runs the others under every plan. Their times would say nothing about a plan. */
     if (f->leader && how == R2_VOTE_PLAIN &&
         atomic_load_explicit(&f->ready, memory_order_relaxed) &&
         r2_reduce_covers(type, (int)word[R2_WORD_OP]))

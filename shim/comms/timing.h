@@ -1,9 +1,9 @@
 /* How long operations of a communicator take on its device: what plans are judged by.
  *
- * CUDA's driver is asked by a thread of its own (one of the process, started when the first
- * operation has been timed with CUDA), which holds no lock meanwhile: the driver may not answer
- * before another thread's call ends, cudaFree for one, which waits for kernels that wait for other
- * ranks, and those may wait for what the planning thread has to say. */
+ * CUDA's driver is asked by a thread of its own, one of the process. It is started when the first
+ * operation has been timed with CUDA, and holds no lock while it asks. The driver may not answer
+ * before another thread's call ends, for example cudaFree. That call waits for kernels, which wait
+ * for other ranks, and those may wait for what the planning thread has to say. */
 #ifndef R2_COMMS_TIMING_H
 #define R2_COMMS_TIMING_H
 

@@ -14,11 +14,11 @@
 /* Whether this process has CUDA's driver in use. */
 bool r2_device_cuda(void);
 
-/* For a thread of the shim, around what it does with NCCL or the driver: `device` becomes its
- * current one, whose primary context is held meanwhile and no longer, since the application may
- * reset it between two such times; and what the thread does disturbs no capture of another one. 0;
- * -ENODEV: the application has ended the device, and all that was on it is gone; -EIO. The host:
- * nothing. */
+/* For a thread of the shim, around what it does with NCCL or the driver. `device` becomes its
+ * current one. The primary context is held only meanwhile, since the application may reset the
+ * device between two such times. What the thread does disturbs no capture of another thread.
+ * Returns 0. -ENODEV: the application has ended the device, and all that was on it is gone. Or
+ * -EIO. The host: nothing. */
 int r2_device_enter(int device);
 /* After an enter that returned 0. */
 void r2_device_leave(void);
@@ -27,9 +27,9 @@ void r2_device_leave(void);
 bool r2_device_capturing(void *stream);
 
 /* A stopwatch on a stream. On the host it measures from start to stop; with CUDA it puts two events
- * on the stream, between other work and without a wait. Three threads share it, each of them one
- * only: one starts and stops it, one asks the driver (poll), which may block for as long as another
- * thread's call does, and one takes what is known and never waits. */
+ * on the stream, between other work and without a wait. Three threads share it, one for each task.
+ * One starts and stops it. One asks the driver (poll), which may block for as long as another
+ * thread's call does. One takes what is known and never waits. */
 /* The last note is the stopwatch's own: a time (r2_now_ns) at which the work had not begun on the
  * device. */
 enum { R2_DEVICE_BEGUN = 2, R2_DEVICE_NOTES };

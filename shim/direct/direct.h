@@ -1,7 +1,8 @@
 /* AllReduce carried out by R2CCL on the host, for one rank of one communicator. The data goes
- * through a bounded window of host memory: out of the application's input by pieces, over the
- * plugin's net API to the owner of each piece, which adds all contributions in rank order, and back
- * into the output. It is a caller of the net API as NCCL is, so failures of NICs are below it.
+ * through a bounded window of host memory. It leaves the application's input by pieces, and goes
+ * over the plugin's net API to the owner of each piece. The owner adds all contributions in rank
+ * order. The sums go back into the output. It is a caller of the net API as NCCL is, so failures of
+ * NICs are below it.
  *
  * Bits: results are the same on all ranks and from run to run. By the schedule `direct` every
  * element is added in rank order 0, 1, ... p - 1, whoever owns it: the same under any weights, too.
@@ -48,10 +49,11 @@ struct r2_direct_call {
 
 /* Where the application's buffers are.
  *
- * A device whose copies are begun by calls that may wait for the application (CUDA: an application
- * that frees memory holds the driver's lock until its streams are idle) queues them ahead: in
- * r2_direct_allreduce, on the application's thread, all copies of the operation are queued in list
- * order; each waits until the progress thread, which calls no driver, lets it go. */
+ * On some devices the calls that begin copies may wait for the application. With CUDA an
+ * application that frees memory holds the driver's lock until its streams are idle. Such a device
+ * queues its copies ahead: r2_direct_allreduce, on the application's thread, queues all copies of
+ * the operation in list order. Each waits until the progress thread, which calls no driver, lets it
+ * go. */
 struct r2_direct_device {
     /* The window, fit for copies. NULL: there is none. */
     void *(*alloc)(void *user, size_t len);

@@ -3,7 +3,7 @@
  *
  * Read as NCCL does: NCCL_CONF_FILE (2.23 and later) or .nccl.conf in the user's home (2.30 and
  * later: $HOME, before: the password database's), then /etc/nccl.conf; of a name that comes twice
- * the first counts; lines without "=", and those that begin with #, say nothing. What is no regular
+ * the first counts. Lines without "=", and those that begin with #, say nothing. What is no regular
  * file is not opened: it may wait for a writer, and could not be read a second time.
  */
 #ifndef R2_REAL_CONF_H

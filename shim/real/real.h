@@ -12,10 +12,10 @@
  *      packages of loaded libraries, the usual folders).
  * A call with a communicator goes to the NCCL that made it (comms/comms.h).
  *
- * What cannot be told apart: callers without a dependency on NCCL (ctypes and other dlopen users,
- * whose calls reach us from libffi or from the program) when two NCCLs are loaded with RTLD_LOCAL:
- * those calls without a communicator go to the first one found; and a call site whose object was
- * unloaded and replaced by another at the same address.
+ * Two things cannot be told apart. One: callers without a dependency on NCCL, when two NCCLs are
+ * loaded with RTLD_LOCAL. These are ctypes and other dlopen users, whose calls reach us from libffi
+ * or from the program. Their calls without a communicator go to the first one found. Two: a call
+ * site whose object was unloaded and replaced by another at the same address.
  *
  * Everything here may be called from any thread. Nothing is ever unloaded or freed: an NCCL that
  * was found is held open, so that its functions stay where they are.

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="no promtool in PATH (D
 ALERTS = {  # what is wrong: metric, labels that choose the series, its values, one each 15 s
     "NicLost": ("r2ccl_nic_state", 'state="failed"', "1x40"),
     "NicFlaps": ("r2ccl_nic_failures_total", "nic=", "0+1x40"),
-    "JobStands": ("r2ccl_peers_without_path", "", "1x40"),
+    "JobStalled": ("r2ccl_peers_without_path", "", "1x40"),
     "WrongData": ("r2ccl_wrong_chunks_total", "", "0+1x40"),
     "RankSilent": ("r2ccl_process_silent_seconds", "", "0+15x40"),
     "FaultLeftBehind": ("r2ccl_nic_fault_injected", "", "1x400"),

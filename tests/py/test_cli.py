@@ -493,6 +493,7 @@ def test_config_list(monkeypatch: pytest.MonkeyPatch) -> None:
     table = subprocess.run(words, capture_output=True, timeout=60, check=True, cwd=ROOT).stdout
     assert table.decode().split()[0] == "SETTING"
     assert re.search(r"R2CCL_NO_PATH_TIMEOUT +60s ", table.decode())
+    assert re.search(r"R2CCL_DAMP +10min +10min ", table.decode())
 
 
 def test_config_of_what_is_no_plugin(built: Path) -> None:

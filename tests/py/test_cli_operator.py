@@ -460,7 +460,7 @@ def test_nics_of_those_that_stand_or_are_silent(start_writer: StartWriter) -> No
     )
     title = f"node-a pid {writer.pid} (job {writer.job})"
     assert len(standing) == 1 and re.fullmatch(
-        rf"{re.escape(title)}: stands: no path to node1:7 for \d+s of 40s: .* silent", standing[0]
+        rf"{re.escape(title)}: stalled: no path to node1:7 for \d+s of 40s: .* silent", standing[0]
     )
     assert re.fullmatch(rf"{re.escape(title)}: silent for \d+s", quiet[0]) and quiet[1:] == standing
     assert view.standing_lines(replace(snapshot, peers=[])) == []

@@ -1,5 +1,5 @@
-"""Why a job stands: the rank and the NIC that a hang points at, out of made-up looks (rung 1), and
-of real jobs whose NICs are gone, whose rank stands still or is stopped (rung 3, loopback). It
+"""Why a job is stalled: the rank and the NIC that a hang points at, out of made-up looks (rung 1),
+and of real jobs whose NICs are gone, whose rank calls nothing or is stopped (rung 3, loopback). It
 cannot prove what a fabric's own failures look like."""
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def test_own_nics_that_failed_are_named() -> None:
     paths = [path("eth0"), path("eth1", "eth9", "probing"), path("eth0", "eth9")]
     stands, other = look(rank(0), nics=nics, peers=[waiting()], paths=paths), look(rank(1))
     text = "no path to node1:7 (rank 1) for 18s of 60s: NIC eth0 failed, NIC eth1 probing"
-    assert causes(stands, other) == [f"stands: {text}", ""]
+    assert causes(stands, other) == [f"stalled: {text}", ""]
     row, _ = rows(stands, other)
     assert row["stands"] == text
     assert [
@@ -353,7 +353,7 @@ def test_a_rank_without_a_path_is_not_late() -> None:
         look(rank(2, 7, 13, ranks=3)),
     )
     found = causes(first, stands, late)
-    assert found[1].startswith("stands: ") and "has not called" not in found[1]
+    assert found[1].startswith("stalled: ") and "has not called" not in found[1]
     assert found[2] == "has not called #8 (all-reduce of 4.0 MiB) for 12s"
 
 
@@ -428,7 +428,7 @@ def test_all_nics_of_a_node_fail(build: Build) -> None:
         shown = call("ps", "--comms", "--pid", str(pids[0])).stdout
         (line,) = [line for line in shown.splitlines() if f"no path to node1:{pids[1]}" in line]
         assert re.search(
-            r" 0/2 .* stands: no path to node1:\d+ \(rank 1\) for \S+( ms)? of 60s", line
+            r" 0/2 .* stalled: no path to node1:\d+ \(rank 1\) for \S+( ms)? of 60s", line
         )
         for address in NODE0:
             assert re.search(rf"NIC {re.escape(address)} \w+, fault injected", line), line

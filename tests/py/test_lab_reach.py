@@ -228,11 +228,11 @@ def test_no_common_family(build: Build, lab: Lab, family: str) -> None:
     other = {"AF_INET": "AF_INET6", "AF_INET6": "AF_INET"}[family]
     with two(build, lab, "nic0", "nic0", n0={"NCCL_SOCKET_FAMILY": family},
              n1={"NCCL_SOCKET_FAMILY": other}) as job:  # fmt: skip
-        until("it is said", lambda: "no address of one family" in job.text(0), 5.0, job)
+        until("it is said", lambda: "no address family in common" in job.text(0), 5.0, job)
         v4, v6 = ("n0", "n1") if family == "AF_INET" else ("n1", "n0")
         assert f"{lab.address(v4, 'nic0')}" in job.text(0), str(job)
         assert lab.spec.nic_address6(lab.node_index(v6), 0) in job.text(0), str(job)
-        assert job.text(0).count("no address of one family") == 1, str(job)
+        assert job.text(0).count("no address family in common") == 1, str(job)
 
 
 def test_one_subnet_with_the_kernels_usual_settings(build: Build, lab_admin: None) -> None:

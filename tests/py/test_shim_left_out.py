@@ -96,7 +96,7 @@ def test_unequal_counts(build: Build, tmp_path: Path, ranks: int, nodes: int) ->
 
 @pytest.mark.parametrize(
     ("kind", "left", "driver"),
-    [("limit", "262140 bytes", True), ("parted", "a group's", False)],
+    [("limit", "262140 bytes", True), ("parted", "calls in a group", False)],
     ids=["size, driver", "group, host"],
 )
 def test_a_call_that_r2ccl_has_at_one_rank_and_nccl_at_another(
@@ -108,8 +108,8 @@ def test_a_call_that_r2ccl_has_at_one_rank_and_nccl_at_another(
     said = run(build, worker, driver=driver)
     assert 10 < time.monotonic() - began < 40
     what = (
-        "operation 1 is not the same AllReduce on all ranks: 262144 bytes on rank 0 go by R2CCL, "
-        f"{left} on rank 2 by NCCL"
+        "operation 1 is not the same AllReduce on all ranks: 262144 bytes on rank 0 use R2CCL, "
+        f"{left} on rank 2 use NCCL"
     )
     assert [text.count(what) for text in said] == [1, 0, 0]
     assert all("result 6" in text for text in said), said

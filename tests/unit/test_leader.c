@@ -324,7 +324,7 @@ TEST(unequal_calls_end_it_once)
     CHECK_EQ(seen.failed, 1);
     CHECK_STR(seen.error,
               "operation 7 is not the same AllReduce on all ranks: 262144 bytes on rank "
-              "0 go by R2CCL, 262140 bytes on rank 5 by NCCL");
+              "0 use R2CCL, 262140 bytes on rank 5 use NCCL");
     stands(l, 3, R2_VOTE_FROM - 4);
     turn(l);
     CHECK_EQ(seen.broken, 1);

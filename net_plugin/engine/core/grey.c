@@ -329,8 +329,8 @@ static uint64_t held_to(const struct r2_grey *g)
 }
 
 /* A window's verdict; whether the path is slow now. What one window says about times may be the
- * machine's doing, which kept a thread waiting; the delivery rate is a maximum over several, so it
- * has to have fallen as well, and once it is back nothing is slow. */
+ * machine's doing, which kept a thread waiting. The delivery rate is a maximum over several
+ * windows. So it has to have fallen as well, and once it is back nothing is slow. */
 static bool is_slow(struct r2_grey *const *paths, int n, int self, uint64_t now)
 {
     struct r2_grey *g = paths[self];

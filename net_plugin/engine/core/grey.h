@@ -13,20 +13,20 @@
  * slow if the share is below R2_GREY_BELOW, its chunks come later than twice what the siblings' do,
  * and the delivery rate is below half of its best. After three slow ones over 400 ms the path is
  * grey, and that share is its factor. A window above R2_GREY_ABOVE, or whose rate is half of the
- * best, begins the count anew; one in between counts for neither, as a burst that a shaper saved up
- * makes a slow path's windows look better, and its rate, still fallen, tells which it was. It is
- * well again after three windows above R2_GREY_ABOVE, or with three quarters of its best rate, with
- * no slow one between them, and 256 KiB or 700 ms in them: less may be such savings. A path that
- * has segments sent again while its siblings do not is lossy; its factor is half at most.
+ * best, begins the count anew. One in between counts for neither. A burst that a shaper saved up
+ * makes a slow path's windows look better; the rate, still fallen, tells which it was. It is well
+ * again after three windows above R2_GREY_ABOVE, or with three quarters of its best rate, with no
+ * slow one between them, and 256 KiB or 700 ms in them: less may be such savings. A path that has
+ * segments sent again while its siblings do not is lossy; its factor is half at most.
  *
- * The best fades, or a limit that came for good would make a path slow for ever: it halves with
- * every R2_GREY_HALF_LIFE of evidence, down to what the path itself has shown lately or what its
- * siblings have (their median, in proportion to the announced speeds), whichever is more. So one
- * that falls behind its siblings stays slow for as long as they show more, and one beside siblings
- * that carry no more than it does is not slow. Evidence are windows in which at least half of the
- * chunks were sent with more waiting behind them: what an idle path does, or one that waits for the
- * application, says nothing about what it can do, neither for itself nor as a sibling. A sibling
- * without evidence counts as one that could carry more than any: or of three paths two that fell
+ * The best fades: otherwise a limit that came for good would make a path slow for ever. It halves
+ * with every R2_GREY_HALF_LIFE of evidence. It does not fall below what the path itself has shown
+ * lately, nor below what its siblings have (their median, in proportion to the announced speeds).
+ * So one that falls behind its siblings stays slow for as long as they show more, and one beside
+ * siblings that carry no more than it does is not slow. Evidence are windows in which at least half
+ * of the chunks were sent with more waiting behind them. An idle path, or one that waits for the
+ * application, does not show what it can do, neither for itself nor as a sibling. A sibling without
+ * evidence counts as one that could carry more than any. Otherwise, of three paths, two that fell
  * together would show each other that nothing more is to be had, while the third empties the queue.
  * It costs little where the third could do no more either: a slow path's part goes to it, and then
  * it shows what it can. The greatest rate ever kept up is remembered beside the best: when the
@@ -100,10 +100,10 @@ void r2_grey_init(struct r2_grey *g, uint64_t announced);
 void r2_grey_restart(struct r2_grey *g);
 
 /* Before r2_grey_chunk: the chunk's own bytes. With these a window's rate is at most what was moved
- * in it: a delivery rate is a maximum of samples, and on a busy machine, where acknowledgements
- * that have waited are seen at once, one sample of many times the link's speed would otherwise be
- * the rate of four windows, the path's best, and the reason to call it slow ever after.
- * `limited`: when it was sent there was nothing more to send. */
+ * in it. A delivery rate is a maximum of samples. On a busy machine acknowledgements that have
+ * waited are seen at once, and one sample shows many times the link's speed. Without the limit it
+ * would be the rate of four windows and the path's best. The path would then be called slow ever
+ * after. `limited`: when it was sent there was nothing more to send. */
 void r2_grey_moved(struct r2_grey *g, uint64_t bytes, uint64_t took, bool limited, uint64_t now);
 /* A chunk was acknowledged after `took` ns; `moved`: bytes acknowledged on the path meanwhile, the
  * chunk's included. `rate`: delivery rate of the path as measured now (r2_pathrate_rate). */

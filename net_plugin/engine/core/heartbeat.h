@@ -1,9 +1,9 @@
 /* When a heartbeat is due, and when its answer is late. Pure.
  *
  * A path's deadline follows its round trips as TCP's retransmission timer does: the smoothed round
- * trip plus four mean deviations (RFC 6298), so that a long or jittery way is not taken for a dead
- * one; it is never shorter than what the settings say, and at most R2_HB_STRETCH times that, so
- * that every failure is found in bounded time.
+ * trip plus four mean deviations (RFC 6298). So a long or jittery way is not taken for a dead one.
+ * The deadline is never shorter than what the settings say. It is at most R2_HB_STRETCH times that,
+ * so every failure is found in bounded time.
  *
  * Heartbeats of a process are limited in number: with very many paths they come less often, first
  * on the idle ones, and detection takes longer there in proportion.
@@ -44,10 +44,12 @@ enum r2_hb_look {
                     before is unanswered does not count yet */
     R2_HB_ALONG, /* the same, for another reason: heartbeats of other paths leave now anyway */
 };
-/* Whether to look at the path now. The last look, after which it is dead, is due an interval after
- * the one before it, or when the heartbeat has waited for `misses` intervals, or when it has waited
- * for half an interval less than that and nothing at all was heard since it was sent (hasty: since
- * half an interval after that), nor for `misses` intervals less a quarter (hasty: less one). */
+/* Whether to look at the path now. After its last look it is dead. That one is due at the first of:
+ * - an interval has passed since the look before it;
+ * - the heartbeat has waited for `misses` intervals;
+ * - the heartbeat has waited for half an interval less than that. Nothing at all was heard since it
+ *   was sent (hasty: since half an interval after that), nor for `misses` intervals less a quarter
+ *   (hasty: less one). */
 enum r2_hb_look r2_hb_look(const struct r2_hb_watch *w);
 
 /* ... and for a path that nothing is under way on, beside one that is due: R2_HB_ALONG in the
@@ -55,10 +57,10 @@ enum r2_hb_look r2_hb_look(const struct r2_hb_watch *w);
  */
 enum r2_hb_look r2_hb_along(const struct r2_hb_watch *w);
 
-/* ns until r2_hb_look has something to say if nothing comes meanwhile, where the observer's regular
- * tick would be too late for the verdict: a look at a path that is overdue, or an early question
- * (no sooner than a sixteenth of an interval). UINT64_MAX: the tick will do; so regular heartbeats
- * of many paths go out together. */
+/* ns until r2_hb_look has something to say if nothing comes meanwhile. It counts only what the
+ * observer's regular tick would be too late for: a look at a path that is overdue, or an early
+ * question (no sooner than a sixteenth of an interval). UINT64_MAX: the tick will do; so regular
+ * heartbeats of many paths go out together. */
 #define R2_HB_EARLY_STEPS 16
 uint64_t r2_hb_next(const struct r2_hb_watch *w);
 

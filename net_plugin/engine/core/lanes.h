@@ -1,12 +1,13 @@
 /* How many of a path's bulk lanes carry. Pure.
  *
- * Every lane is a stream of its own that fills the queue before a narrow port on its own. Where
- * several senders meet at one (a node that has lost NICs, a tree's inner node), their streams
- * divide the port's queue among them; with many each has less than a segment or two there, and what
- * it loses is found by no later acknowledgement, only by a time-out, while NCCL waits for that one
- * chunk. Where the links are wide and nothing is lost more streams mean more cores at work. So:
- * all lanes until segments are sent again, then half as many, down to one; one more again after a
- * time without losses, which doubles whenever an additional lane was answered by losses.
+ * Every lane is a stream of its own that fills the queue before a narrow port on its own. Several
+ * senders may meet at one: a node that has lost NICs, or a tree's inner node. Their streams divide
+ * the port's queue among them. With many streams each has less than a segment or two there. What
+ * such a stream loses is found by a time-out only, since no later acknowledgement shows it. NCCL
+ * waits for that one chunk meanwhile. Where the links are wide and nothing is lost more streams
+ * mean more cores at work. So: all lanes until segments are sent again, then half as many, down to
+ * one; one more again after a time without losses, which doubles whenever an additional lane was
+ * answered by losses.
  *
  * Units: nanoseconds. Plain struct, nothing to free. The caller serialises access. No function
  * fails.

@@ -154,10 +154,10 @@ static void rate_age(struct r2_pathrate *pr, uint64_t gap)
     }
 }
 
-/* Another chunk came, late, in time, or neither. True once so many were late and none in time
- * between them that the path must be slower: one stall, of a thread, a peer or a lost packet, makes
- * all late that is in flight, not what is sent after that; and all chunks of one message, sent with
- * nothing acknowledged between them: those count as one. */
+/* Another chunk came, late, in time, or neither. True once so many were late, and none in time
+ * between them, that the path must be slower. One stall, of a thread, a peer or a lost packet,
+ * makes all late that is in flight, but not what is sent after that. The chunks of one message that
+ * are sent with nothing acknowledged between them count as one. */
 static bool keeps_late(struct r2_late *l, bool late, bool in_time, uint64_t at_send,
                        uint64_t t_sent_ns, uint64_t now_ns)
 {

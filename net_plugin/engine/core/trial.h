@@ -2,14 +2,14 @@
  *
  * A path whose measured rate has fallen leaves messages to its siblings at once, long before
  * anybody can say why it fell. From then on it would carry next to nothing, so nobody would find
- * out: a slow NIC would never be named, and a good one, slow for a moment because a thread was kept
+ * out. A slow NIC would never be named. A good one, slow for a moment because a thread was kept
  * waiting, would stay out of use. A chunk now and then is no answer: what a shaper or a switch has
  * saved up meanwhile lets it through at once, however slow the NIC is. So a trial is a row of
  * chunks, one after the other, until it has outlasted such savings: R2_TRIAL_NS or R2_TRIAL_BYTES.
  *
  * How often: a path in doubt (fallen, and not judged) soon again, so that the judge (grey.h) has
- * its windows within a second; one that is known to be slow as often, so that it is seen to
- * recover; any other that was left nothing, seldom.
+ * its windows within a second. One that is known to be slow as often, so that its recovery is seen.
+ * Any other that was left nothing: seldom.
  *
  * Units: nanoseconds, bytes. Plain struct, nothing to free. The caller serialises access. No
  * function fails.

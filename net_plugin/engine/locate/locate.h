@@ -1,10 +1,10 @@
 /* Localisation: after a path has failed, which NIC is at fault? What the rest of the engine calls.
  *
- * A round belongs to one local NIC. It probes on sockets of its own (never on data connections)
- * from the NIC to NICs of the peer and of third nodes, and from other local NICs to the NIC at the
- * failed path's other end; tells the processes at the other ends over living paths what it has
- * seen, as they do (SEEN); and hands everything to the pure part (verdict.h). At most one round per
- * NIC runs at a time, however many connections and peers lost a path. It lasts 0.7 s at most.
+ * A round belongs to one local NIC. It probes on sockets of its own, never on data connections. The
+ * NIC probes NICs of the peer and of third nodes. Other local NICs probe the NIC at the failed
+ * path's other end. The processes at both ends tell each other over living paths what they have
+ * seen (SEEN). The pure part (verdict.h) decides with all of that. At most one round per NIC runs
+ * at a time, however many connections and peers lost a path. It lasts 0.7 s at most.
  *
  * Threads: everything that decides runs on I/O thread 0. The functions marked [any] only put a
  * note into a bounded inbox and may be called under a peer's lock; the inbox is a leaf lock.

@@ -1,9 +1,9 @@
 /* NICs that have reached nobody since the process started.
  *
- * Such a NIC has a link and looks well, and nothing was ever lost over it, so no path and no census
- * speaks against it: a firewall, a cable in the wrong switch or a subnet of its own is found on the
- * day another NIC fails. So operators are told while others serve. Its state stays as it is: what
- * never carried has not failed, and nothing depends on it.
+ * Such a NIC has a link and looks well. Nothing was ever lost over it, so no path and no census
+ * speaks against it. A firewall, a cable in the wrong switch or a subnet of its own would be found
+ * on the day another NIC fails. So operators are told while others serve. Its state stays as it is:
+ * what never carried has not failed, and nothing depends on it.
  *
  * Looked at on I/O thread 0, once a second, and only about NICs that no path was ever up over.
  * Whoever connects knows what was tried; so a process that only receives says nothing. */

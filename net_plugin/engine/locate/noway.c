@@ -115,8 +115,7 @@ void r2_noway_refused(struct r2_peer *p, uint64_t now)
 
 void r2_noway_look(struct r2_peer *p, uint64_t now)
 {
-    static const char unlike[] = "no address of one family here and there",
-                      vain[] = "no NIC here reaches it",
+    static const char unlike[] = "no address family in common", vain[] = "no NIC here reaches it",
                       waits[] = "The job waits for a path, at most for R2CCL_NO_PATH_TIMEOUT";
     char text[400];
 
@@ -127,7 +126,8 @@ void r2_noway_look(struct r2_peer *p, uint64_t now)
     } else if (p->shown.noway) {
         return;
     } else if (!has_pair(p)) {
-        snprintf(text, sizeof(text), "no address of one family here and at a peer process: here ");
+        snprintf(text, sizeof(text),
+                 "this process and a peer have no address family in common: here ");
         add_sides(p, text, sizeof(text));
         say(p, unlike, text, waits);
         p->shown.noway = now;

@@ -1,7 +1,7 @@
 /* Does the peer's process still exist? Asked when no path leads to it any more; under its lock.
  *
  * A host that refuses says that nobody listens there in this moment. So does the host of a process
- * that lives and has not got its listener back, after its NIC's interface was made anew; so does a
+ * that lives and has not got its listener back, after its NIC's interface was made anew. So does a
  * firewall while its rules are changed, or whoever has the NIC's address for a moment. What ends a
  * process's listeners for good ends all of them at once. Hence one refusal is a beginning: it takes
  * another one CONFIRM_NS later, of every NIC that can have a say. One NIC's refusals do not confirm

@@ -150,8 +150,9 @@ static int plan_nic(struct r2_peer *p, int lnic, int via, uint64_t now, bool ext
 
         if (!(allowed >> order[i] & 1))
             continue;
-        /* With no path left the peer cannot take its word about a NIC back, and it may be the
-         * only one that memory of devices can take: all are tried. */
+        /* A NIC that the peer calls unusable is left out only while there is another path. Without
+         * one the peer cannot say that the NIC works again, and this NIC may be the only one for
+         * memory of devices. So all are tried. */
         if (!rnic_ok(p, order[i]) && r2_peer_left(p, via))
             continue;
         path = up > (extra ? 1 : 0) ? r2_path_find(p, lnic, order[i], via)
@@ -449,7 +450,6 @@ static void publish(struct r2_peer *p, uint64_t now)
 
     R2_FOR_EACH_PATH (path, p) {
         struct r2_seg_path_counters *n = r2_control_path_counters(r2_eng.ctl, path->shown.row);
-        uint32_t weight = r2_weight_of(path->share.weight, path->flow.grey);
 
         r2_gauge(&n->tx_bytes, path->sum.tx_bytes);
         r2_gauge(&n->rx_bytes, path->sum.rx_bytes);
@@ -459,10 +459,9 @@ static void publish(struct r2_peer *p, uint64_t now)
         r2_gauge(&n->replayed_bytes, path->sum.replayed);
         if (r2_path_is_up(path) && path->intro)
             r2_gauge(&n->heard_mono_ns, path->hb.proven_at);
-        if (weight != path->shown.weight)
-            r2_control_path_weight(r2_eng.ctl, path->shown.row, weight / 10,
-                                   path->ep ? r2_eng.ops->lanes(path->ep) : 0);
-        path->shown.weight = weight;
+        r2_control_path_weight(r2_eng.ctl, path->shown.row,
+                               r2_weight_of(path->share.weight, path->flow.grey) / 10,
+                               path->ep ? r2_eng.ops->lanes(path->ep) : 0);
         r2_control_path_damping(r2_eng.ctl, path->shown.row,
                                 r2_damp_penalty(&path->damp, &rules, now),
                                 r2_damp_reuse_at(&path->damp, &rules, now));

@@ -1,8 +1,8 @@
 /* A second look at what was left to I/O threads that may have no core, or too much to do: bulk
- * lanes that were asked for what waits, frames that a control socket's thread was to send. Whoever
- * polls for a message, of whatever peer, has it done once they have had 300 us or so; what nobody
- * polls for has the peer's tick, and so have test chunks, copies, what a full socket holds up, and
- * what queue pairs are asked for but frames. Not where one thread does all. */
+ * lanes that were asked for what waits, frames that a control socket's thread was to send. A thread
+ * that polls for a message, of whatever peer, does so once they have had 300 us or so. What nobody
+ * polls for is left to the peer's tick. So are test chunks, copies, what a full socket holds up,
+ * and all that queue pairs are asked for but frames. Not where one thread does all. */
 #define _GNU_SOURCE
 #include "engine/loop/loop.h"
 #include "util/lock.h"

@@ -101,9 +101,9 @@ static inline struct r2_req *r2_req_from(const struct r2_conn *c, uint64_t seq)
 void r2_req_finish(struct r2_req *r, int err); /* err 0: done */
 
 /* ---- p2pchunk.c: the pieces that NCCL cuts sends and receives into between nodes */
-/* Puts `bytes` (0: nothing; else rounded down to 4 KiB, and to what NCCL's buffers hold) into the
- * environment where the user has put nothing: at NCCL's first call of the plugin, before it has
- * read the variable. `nccl`: its version, 0 if unknown. Once, before the engine's I/O threads;
+/* Puts `bytes` into the environment where the user has put nothing. 0: nothing; else rounded down
+ * to 4 KiB, and to what NCCL's buffers hold. Called at NCCL's first call of the plugin, before NCCL
+ * has read the variable. `nccl`: its version, 0 if unknown. Once, before the engine's I/O threads;
  * other threads that look into the environment meanwhile: docs/decisions.md 40. */
 void r2_p2pchunk_start(uint64_t bytes, unsigned nccl);
 /* What is to be said of the memory that the pieces take, where a control group (a container) allows

@@ -4,7 +4,7 @@
  * receiver cannot just let go. It asks the sender (REVOKE), which hands out no chunk of the
  * connection any more, waits until its NICs have let go of those under way, and answers (REVOKED)
  * how many it has handed to each path generation. That its NICs are done says nothing about the
- * receiver's memory; but a chunk's head completes at the receiver behind the chunk's bytes, so when
+ * receiver's memory. But a chunk's head completes at the receiver behind the chunk's bytes. So when
  * as many heads have come as the sender names, all bytes are in place, and none follows. A
  * generation that is fenced here cannot write, however many chunks it took along; one that a newer
  * one has replaced is waited for until it is. Paths and other connections notice nothing.

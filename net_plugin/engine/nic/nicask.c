@@ -1,16 +1,16 @@
 /* Questions to the kernel about interfaces, put by a thread of their own.
  *
  * The kernel answers them under its RTNL lock, which it holds for as long as somebody changes any
- * interface: seconds, while a driver resets its device or a container gets its network, and for
- * ever when a driver hangs there. The caller sleeps inside sendto() and no timeout of the socket
- * counts. So I/O thread 0 must not ask: it has timers, heartbeats and the operator's words to look
- * after. It puts questions here and goes on; the asker puts them to the kernel, one after another
- * (the lock is one for all), and kicks a task of thread 0 that takes the answers.
+ * interface. That takes seconds while a driver resets its device or a container gets its network.
+ * It takes for ever when a driver hangs there. The caller sleeps inside sendto() and no timeout of
+ * the socket counts. So I/O thread 0 must not ask: it has timers, heartbeats and the operator's
+ * words to look after. It puts questions here and goes on; the asker puts them to the kernel, one
+ * after another (the lock is one for all), and kicks a task of thread 0 that takes the answers.
  *
  * Bounds: of each NIC one question, and one for the tables; who puts one that is out is told so. A
- * question that hangs costs the asker, which stays in the kernel until it is over, and nothing
- * else; it uses static memory and its own stack only, and is never waited for, so neither the end
- * of the process nor a fork has to do with it (a child has no such thread, and does nothing).
+ * question that hangs costs only the asker, which stays in the kernel until it is over. The asker
+ * uses static memory and its own stack only, and is never waited for. So neither the end of the
+ * process nor a fork has to do with it: a child has no such thread, and does nothing.
  *
  * Locks: `asker.lock` guards the slots and is a leaf, held for a copy at most, never over a
  * question. It carries all there is to order: a question's fields are written under it before the

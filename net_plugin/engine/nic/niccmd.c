@@ -101,7 +101,7 @@ static bool is_sole_way(const struct r2_peer *p, int nic)
     return here && !elsewhere;
 }
 
-/* Without the NIC the job would stand still; says why. A NIC that is usable, for all that is known
+/* Without the NIC the job would stall; says why. A NIC that is usable, for all that is known
  * of it, need not reach anybody. */
 static bool is_last(int nic, char *why, size_t size)
 {
@@ -131,7 +131,7 @@ static int drain_nic(const struct r2_control_cmd *cmd, char *result, size_t size
 
     if (last && !cmd->force) {
         snprintf(result, size,
-                 "%s is %s: without it the job would stand still (--force drains it all the same)",
+                 "%s is %s: without it the job would stall (--force drains it all the same)",
                  r2_nic_name(cmd->nic), why);
         return -EBUSY;
     }

@@ -1,11 +1,10 @@
 /* Links, addresses and interfaces of this node's NICs: what the kernel says about them, and what
  * follows when a NIC has another address or its interface was made anew.
  *
- * Everything here runs on I/O thread 0, and nothing here waits for the
- * kernel's RTNL lock: events are read as they come, questions are put by a thread of their own
- * (nicask.c), and their answers come back as a task. (To bind and to listen, listen_again, takes
- * locks of sockets and RCU's only.) Where a NIC is (r2_nic.ifindex, addr, ...) is changed here
- * only (r2_local_move).
+ * Everything here runs on I/O thread 0, and nothing here waits for the kernel's RTNL lock. Events
+ * are read as they come. A thread of its own puts the questions (nicask.c), and the answers come
+ * back as a task. (To bind and to listen, listen_again, takes locks of sockets and RCU's only.)
+ * Where a NIC is (r2_nic.ifindex, addr, ...) is changed here only (r2_local_move).
  *
  * Events and answers come on two ways, and the newer one counts. Both are made under RTNL, so they
  * have an order in the kernel: an answer says what was at its moment A. After an answer has come
@@ -17,8 +16,8 @@
  * other way round. While events keep coming they are the news, and the question waits for the next
  * tick (20 ms). A carrier that changes is seen by questions before its event, which the kernel may
  * hold back for a second. The event is about the state of when it is made: it repeats the answer,
- * or is newer. The watch tells only what differs from what it told before, and knows of no answers,
- * so it keeps to itself an event that takes an answer back: whenever something was read about an
+ * or is newer. The watch tells only what differs from what it told before, and knows of no answers.
+ * So it does not tell an event that takes an answer back. Whenever something was read about an
  * interface whose NIC is not as the watch told last, the kernel is asked
  * (ask_where_answers_differ). */
 #include <errno.h>
@@ -68,7 +67,7 @@ static bool missing(int nic)
     return atomic_load(&r2_eng.nic_state[nic].place) == R2_PLACE_MISSING;
 }
 
-static void lost(int nic, const char *cause, uint64_t now)
+static void place_lost(int nic, const char *cause, uint64_t now)
 {
     if (r2_nicstate_place(nic, R2_PLACE_EV_LOST, cause, now))
         lost_at[nic] = now;
@@ -207,7 +206,7 @@ static void find_again(int nic, const struct r2_nicask *got, uint64_t now)
                            (const struct sockaddr *)&first[nic].addr))
         rc = -EADDRNOTAVAIL;
     if (rc) {
-        lost(nic, rc == -ENODEV ? "its interface is gone" : "its address is gone", now);
+        place_lost(nic, rc == -ENODEV ? "its interface is gone" : "its address is gone", now);
         return;
     }
     if (!same_place(&old, &at)) {
@@ -251,7 +250,7 @@ static void on_address(int nic, bool added, const struct sockaddr *addr, uint64_
 {
     if (!added && !r2_local.nics[nic].loopback &&
         r2_sockaddr_equal(addr, (const struct sockaddr *)&r2_local.nics[nic].addr))
-        lost(nic, "its address is gone", now);
+        place_lost(nic, "its address is gone", now);
 }
 
 static void link_event(int nic, bool up, uint64_t now)
@@ -272,7 +271,7 @@ static void on_link(void *arg, int ifindex, enum r2_link_event event, const stru
         if (event == R2_ADDR_ADDED || event == R2_ADDR_REMOVED)
             on_address(i, event == R2_ADDR_ADDED, addr, now);
         else if (event == R2_LINK_REMOVED && !r2_local.nics[i].loopback)
-            lost(i, "its interface is gone", now);
+            place_lost(i, "its interface is gone", now);
         else
             link_event(i, event == R2_LINK_UP, now);
     }
@@ -322,7 +321,7 @@ static void link_answer(int nic, const struct r2_nicask *got, uint64_t now)
     }
     counted[nic] = got->number;
     if (got->rc == R2_LINK_REMOVED) {
-        lost(nic, "its interface is gone", now);
+        place_lost(nic, "its interface is gone", now);
         look_for_place(nic, now);
     } else {
         link_event(nic, got->rc == R2_LINK_UP, now);

@@ -207,7 +207,7 @@ static bool in_use(int nic)
     return r2_health_carries(state) || state == R2_HEALTH_DAMPED;
 }
 
-static void nic_lost(int nic, enum r2_health_event event, const char *cause, uint64_t now)
+static void declare_nic_lost(int nic, enum r2_health_event event, const char *cause, uint64_t now)
 {
     bool counts = in_use(nic);
 
@@ -235,7 +235,7 @@ void r2_nicstate_forgive(int nic, uint64_t now)
 /* Its paths go on trying: the first that is back tells that it works again. */
 void r2_nicstate_located(int nic, const char *why, uint64_t now)
 {
-    nic_lost(nic, R2_HEALTH_EV_LOSS, why, now);
+    declare_nic_lost(nic, R2_HEALTH_EV_LOSS, why, now);
 }
 
 /* ---- its place */
@@ -256,7 +256,7 @@ bool r2_nicstate_place(int nic, enum r2_place_event event, const char *cause, ui
     if (before != after && after == R2_PLACE_UP)
         nic_event(nic, R2_HEALTH_EV_PROBE, cause, now);
     else if (before != after && before == R2_PLACE_UP)
-        nic_lost(nic, R2_HEALTH_EV_LOSS, cause, now);
+        declare_nic_lost(nic, R2_HEALTH_EV_LOSS, cause, now);
     return before != after;
 }
 
@@ -373,7 +373,7 @@ static void tick_census(int nic, uint64_t now)
     else if (s->alone_at && state == R2_HEALTH_HEALTHY)
         nic_event(nic, R2_HEALTH_EV_SILENCE, "none of its paths answers", now);
     else if (s->alone_at && now - s->alone_at > GRACE_NS && r2_health_carries(state))
-        nic_lost(nic, R2_HEALTH_EV_PROBE, "none of its paths answers", now);
+        declare_nic_lost(nic, R2_HEALTH_EV_PROBE, "none of its paths answers", now);
 }
 
 static void tick_damping(int nic, uint64_t now)

@@ -5,9 +5,9 @@
  * acknowledged or frames that no answered heartbeat was sent behind, and for a while after. Only
  * then can its silence cost anything, so only then it is asked at the pace of R2CCL_HEARTBEAT; a
  * calm one is asked as an idle peer's are. What is given to a calm path makes it due at the next
- * tick. A miss of one path brings all of the peer's to that pace, and only an answer to a heartbeat
- * no older than the unanswered one proves that the peer is there: a calm path's may be from before
- * all fell silent. */
+ * tick. A miss of one path brings all of the peer's to that pace. Only an answer to a heartbeat no
+ * older than the unanswered one proves that the peer is there: a calm path's answer may be from
+ * before all fell silent. */
 #include <errno.h>
 
 #include "engine/core/heartbeat.h"
@@ -194,7 +194,6 @@ static void use_lanes(struct r2_path *path, const struct r2_ep_health *h, uint64
     if (!r2_lanes_sample(l, h->segments, h->retransmits, now))
         return;
     r2_eng.ops->use(path->ep, l->now);
-    path->shown.weight = UINT32_MAX; /* the row has the number */
     R2_INFO("path %s: %u of %u streams carry, since segments %s sent again",
             r2_path_text(path, text, sizeof(text)), l->now, l->most, l->more ? "were not" : "are");
 }

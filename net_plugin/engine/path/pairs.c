@@ -3,13 +3,13 @@
  * Paths are never taken apart while their peer lives, so their number is bounded, for each
  * transport by itself: queue pairs that fail leave the sockets their room. The connecting side
  * chooses, and the accepting one has a path only where the other has one. Up to 8 NICs on both
- * sides every pair has room. With more, each local NIC has an equal part of it: for its best pair,
- * then for the peer's NICs that fall to it in turn, so that every NIC of the peer's is met by
- * somebody, then for the next best ones.
+ * sides every pair has room. With more, each local NIC has an equal part of it: first for its best
+ * pair, then for the peer's NICs that fall to it in turn, last for the next best ones. So every NIC
+ * of the peer's is met by somebody.
  *
  * A pair is connected by queue pairs where both NICs offer them. Where some NICs of the two nodes
- * do and others do not, these would have nothing to do: they are used by sockets beside the queue
- * pairs, and only theirs is a socket that carries while queue pairs serve. */
+ * do and others do not, these others would have nothing to do. So sockets use them beside the queue
+ * pairs. While queue pairs serve, only the sockets of these NICs carry. */
 #include <string.h>
 
 #include "engine/path/path.h"

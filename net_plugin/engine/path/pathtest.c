@@ -1,10 +1,10 @@
 /* Test chunks. Everything here runs under the peer's lock.
  *
- * A path that comes back carries nothing of the job before test chunks on each bulk lane and words
- * on its control lane have gone both ways: the connecting side says how many bytes it wants to see
- * (TEST), sends them as chunks of connection 0, and goes on when the other side has them all
- * (TEST_ACK). One-sided transports have a place of their own for them, and say that one has arrived
- * when they have found there what it is made of. */
+ * A path that comes back carries nothing of the job before test chunks have gone over each bulk
+ * lane, and words both ways over its control lane. The connecting side says how many bytes it wants
+ * to see (TEST), and sends them as chunks of connection 0. It goes on when the other side has them
+ * all (TEST_ACK). One-sided transports have a place of their own for them, and say that one has
+ * arrived when they have found there what it is made of. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

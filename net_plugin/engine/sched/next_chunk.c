@@ -107,7 +107,7 @@ static int spill_order(const struct r2_peer *p, const uint64_t space[],
     return n;
 }
 
-/* Some connection's bytes have no other way than paths that stand by. */
+/* A connection has bytes that only paths on standby can carry. */
 static bool any_may(const struct r2_peer *p)
 {
     R2_FOR_EACH_READY (c, p) {
@@ -125,9 +125,10 @@ static bool may_take(const struct r2_path *path)
     return may >= R2_MAY_LIMITED || (may >= R2_MAY_LAST_RESORT && any_may(path->peer));
 }
 
-/* Asks lanes to pull: first each connection's home NIC, then others for what that has no room for
- * (unless connections keep to one). Where less is outstanding than all windows hold, those that are
- * asked last run empty: so who has least to do is asked first. Waived ones: all. */
+/* Asks lanes to pull. A connection's home NIC is asked first. The others are asked for what it has
+ * no room for, unless the connection keeps to one NIC. If all windows together have room for more
+ * than what waits, the paths that are asked last run empty. So the path that has least to do is
+ * asked first. A connection with R2_WAYS_ANY asks every path. */
 void r2_peer_kick(struct r2_peer *p)
 {
     uint64_t space[R2_PATHS_MAX], rest = 0;

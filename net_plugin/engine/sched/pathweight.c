@@ -6,8 +6,8 @@
 #define LAG_NS (1 * R2_NS_PER_MS) /* beside twice the quickest path's round trip */
 
 /* What is enforced: the operator's word, the ramp. A slow path is held to its measured rate instead
- * (pathrate): a share of what all carry would hold up its siblings, which are no faster because it
- * is slow, and a path that only shares its NIC with other traffic. */
+ * (pathrate). A share of what all carry would hold up its siblings, which are no faster because it
+ * is slow. It would also hold up a path that only shares its NIC with other traffic. */
 static uint32_t weight_of(const struct r2_path *path, uint64_t now)
 {
     uint32_t ramp = path->health.state == R2_HEALTH_RAMPING

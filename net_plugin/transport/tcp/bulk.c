@@ -64,10 +64,10 @@ static bool counts(struct r2_lane *lane, uint64_t now)
 
 /* A lane is given one chunk at a time: whoever kicks it takes `tx_idle`, and the lane sets it again
  * before it asks for work (r2_lane_tx_bulk). Lanes of threads that poll come first, then the
- * lowest. Where threads are many, only the first lanes are asked, as many as what waits is worth:
- * little traffic keeps a few threads awake on both sides, where it would wake all in turn and find
- * none of them polling (docs/decisions.md 41). Those at work ask by themselves; where none can be
- * counted on, all are asked. */
+ * lowest. With many threads only the first lanes are asked, as many as what waits is worth. So
+ * little traffic keeps a few threads awake on both sides. Otherwise it would wake all in turn and
+ * find none of them polling (docs/decisions.md 41). Those at work ask by themselves; where none can
+ * be counted on, all are asked. */
 void r2_bulk_kick(struct r2_ep *ep, unsigned chunks, unsigned lanes)
 {
     uint64_t now = r2_now_ns();

@@ -45,7 +45,7 @@ bool r2_tcp_broken(int nic)
            r2_fault_is(nic, R2_SEG_FAULT_ERROR, R2_FAULT_RX);
 }
 
-/* Wall 13: the kernel would route a bound address out of another NIC when the first goes down. */
+/* Without this the kernel sends from a bound address over another NIC when its own goes down. */
 static int tcp_bind_device(int fd, int nic)
 {
     const struct r2_nic *n = r2_local_nic(nic);
@@ -68,9 +68,9 @@ static bool set_congestion(int fd, const char *name)
 }
 
 /* Before the socket connects or listens (what it accepts is like it): bbr that has begun to pace
- * goes on under any other. A new stream's pace comes from its handshake, a few megabytes per second
- * on a busy machine, and one that carried nothing but small messages was never measured: a chunk of
- * half a megabyte then takes tens of milliseconds (docs/decisions.md 17). */
+ * goes on under any other. A new stream's pace comes from its handshake: a few megabytes per second
+ * on a busy machine. A stream that carried nothing but small messages was never measured. A chunk
+ * of half a megabyte then takes tens of milliseconds (docs/decisions.md 17). */
 static void choose_congestion(int fd)
 {
     const char *wanted = r2_settings_get()->congestion;

@@ -107,7 +107,7 @@ struct r2_lane {
 };
 
 /* Before and after a call on a control lane's socket, which NCCL's thread and an I/O thread use at
- * once: the kernel lets one of them in, and whoever finds it taken sleeps and is woken, which takes
+ * once. The kernel lets one of them in. Whoever finds it taken sleeps and is woken, which takes
  * longer than any of these calls. So it waits here first, for 20 us at most: a hint, with no order
  * to anything. What r2_lane_enter returns is for r2_lane_leave. */
 bool r2_lane_enter(struct r2_lane *lane);

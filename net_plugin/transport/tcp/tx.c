@@ -205,9 +205,9 @@ bool r2_lane_has_flush(struct r2_lane *lane)
 
 /* Combining: whoever holds the lock looks again after it let go, so a thread that found it taken
  * may leave its frames to the holder. `flush_wanted` is set before the lock is tried and looked at
- * after it is released, both by read-modify-write operations, so one comes after the other: either
- * the holder sees it, or who sets it reads what the holder wrote and, both being acquire and
- * release, finds the lock free. A load there would not do: a lock that is not had orders nothing.
+ * after it is released. Both are read-modify-write operations, acquire and release, so one comes
+ * after the other. Either the holder sees the flag, or who sets it reads what the holder wrote and
+ * finds the lock free. A load there would not do: a lock that is not had orders nothing.
  */
 void r2_lane_flush(struct r2_lane *lane)
 {

@@ -1,10 +1,10 @@
 /* Completions of chunks that never come, under ep->lock.
  *
  * A queue pair completes in order, so a completion that got lost shows as soon as a later one
- * comes, at the sender as at the receiver. Behind the last chunk there may be none: some time after
- * it a count of the chunks is sent, without a payload, and again after twice that time and so on,
- * as what tells of a count may get lost as well, at either end, and no end sees what the other one
- * misses. The receive that was used for such an arrival is posted again with the next one
+ * comes, at the sender as at the receiver. Behind the last chunk there may be none. So some time
+ * after it a count of the chunks is sent, without a payload, again after twice that time, and so
+ * on. What tells of a count may get lost as well, at either end, and neither end sees what the
+ * other one misses. The receive that was used for such an arrival is posted again with the next one
  * (post_skipped in data.c). No time is judged: where a stopped receiver has no receive left, counts
  * wait behind the chunks.
  */

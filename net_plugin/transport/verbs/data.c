@@ -1,13 +1,13 @@
 /* What moves over the queue pairs, under ep->lock.
  *
  * A chunk is an RDMA write of the payload straight into the receiver's buffer, and behind it on the
- * same queue pair a send of its head with the full identity. An immediate of 32 bits could
- * name neither connection nor message nor offset, and a table that maps it would have to be agreed
- * on for every chunk; so the send carries the head, and its immediate only counts the queue pair's
- * chunks, which would show a lost or doubled one. Order: a reliable connected queue pair executes
- * requests in order, and a receive completes only after the payload of every write before it on the
- * same queue pair is in memory. Nothing is concluded from a completion at the sender except that
- * its own memory is no longer read.
+ * same queue pair a send of its head with the full identity. An immediate of 32 bits could name
+ * neither connection nor message nor offset. A table that maps it would have to be agreed on for
+ * every chunk. So the send carries the head. Its immediate only counts the queue pair's chunks,
+ * which would show a lost or doubled one. Order: a reliable connected queue pair executes requests
+ * in order, and a receive completes only after the payload of every write before it on the same
+ * queue pair is in memory. Nothing is concluded from a completion at the sender except that its own
+ * memory is no longer read.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -83,9 +83,9 @@ static inline bool let_through(struct r2_ep *ep, int dir, size_t *left)
 
 /* ---- out */
 
-/* Nobody waits for the end of what S sends here: its completions only give slots back, so that one
- * of several is enough, and of those that fill the queue at least one is signalled; so is the first
- * behind a heartbeat, by which the queue pair is seen to work (stalls.c). R's are
+/* Nobody waits for the end of what S sends here. Its completions only give slots back, so one of
+ * several is enough, and of those that fill the queue at least one is signalled. The first one
+ * behind a heartbeat is signalled, too: it shows that the queue pair works (stalls.c). R's are
  * acknowledgements, of which it wants to know that they have arrived (sent_ctrl). What is not
  * signalled still completes when it fails or is flushed; a signalled one that got lost shows with
  * the next, which the engine's heartbeats bring at the latest. */

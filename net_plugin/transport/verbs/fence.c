@@ -3,7 +3,7 @@
  * 1. Every queue pair is moved to ERR. From then on its responder executes no request that arrives,
  *    and its requester starts none.
  * 2. A last work request is posted on each of its queues that is used (receives). Work requests of
- *    a queue are flushed in order, so when the last one comes back flushed, all before it have, and
+ *    a queue are flushed in order. So when the last one comes back flushed, all before it have, and
  *    with them whatever the device was still writing: a completion is written behind the data that
  *    belongs to it.
  * 3. Only then is the fence confirmed, chunks go back to the engine, and it may say FENCED.
@@ -92,9 +92,9 @@ void r2_fence_begin(struct r2_ep *ep)
 }
 
 /* No receive is ever posted on heartbeats' queue pairs, nor on those that S sends chunks by.
- * Nothing of a message is written through them either (heartbeats' words lie in the endpoint's own
- * memory, which stays until they are destroyed), so that there is nothing to wait for; and a device
- * may never flush a receive that comes to such a queue in ERR (soft-RoCE, docs/rdma.md). */
+ * Nothing of a message is written through them either, so there is nothing to wait for: heartbeats'
+ * words lie in the endpoint's own memory, which stays until they are destroyed. And a device may
+ * never flush a receive that comes to such a queue in ERR (soft-RoCE, docs/rdma.md). */
 static bool receives(const struct r2_ep *ep, int i)
 {
     return i == 0 || (i >= 2 && !ep->params.initiator);

@@ -3,17 +3,17 @@
  * again).
  *
  * A device that is back is another one: other context, other keys, other queue pairs. It takes its
- * slot only when the old one is out of it, and every range is registered with it before its NICs
- * are said to be up; then paths are probed and ramped up as after any failure (engine/core).
+ * slot only when the old one is out of it. Every range is registered with it before its NICs are
+ * said to be up. Then paths are probed and ramped up as after any failure (engine/core).
  *
  * Which is which: the library's list names devices by pointers, which stay what they are while a
  * list with them is held. So the list that a device was opened from is kept until its successor
  * holds one.
  *
- * "Removed" is the kernel's word: the device is in the list no more, and its folder in sysfs is
- * gone, which the kernel deletes after it has destroyed what users had made on it
- * (ib_unregister_device); or one of the same GUID or name is listed that is another one. It stands
- * for the confirmation of fences and deregistrations that the device cannot give any more.
+ * "Removed" is the kernel's word. The device is in the list no more, and its folder in sysfs is
+ * gone. The kernel deletes that folder after it has destroyed what users had made on the device
+ * (ib_unregister_device). It also counts if another device of the same GUID or name is listed. It
+ * stands for the confirmation of fences and deregistrations that the device cannot give any more.
  *
  * While a device is missing, one thread looks for it every now and then; it also opens nothing
  * itself, because that may block: the command thread of the new one does. */

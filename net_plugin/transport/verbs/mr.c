@@ -6,15 +6,15 @@
  * deregisters it: nothing is kept for later, so that a key is dead when its last owner says so.
  *
  * A device that is gone lets go of all of them (r2_verbs_purge), and one that is back gets all that
- * are registered then (r2_verbs_adopt). None is missed: whoever registers puts the range into the
- * cache before it looks which devices there are, and a device is there before it looks into the
- * cache; whichever comes second does it, and both do no harm. Commands about one device run one
- * after another, on its thread.
+ * are registered then (r2_verbs_adopt). None is missed. Whoever registers puts the range into the
+ * cache before it looks which devices there are. A device is there before it looks into the cache.
+ * Whichever comes second does it, and both do no harm. Commands about one device run one after
+ * another, on its thread.
  *
- * A key that a device did not deregister is kept (let_go), whoever asked for it, and asked for
- * again by every command that is about bytes of its range: none of the same registration's is
- * confirmed while the device still holds it. What that takes is there with the key (r2_reg), so
- * that none is lost where memory is short. */
+ * A key that a device did not deregister is kept (let_go), whoever asked for it. Every command that
+ * is about bytes of its range asks for it again. None of the same registration's commands is
+ * confirmed while the device still holds the key. What that takes is there with the key (r2_reg),
+ * so that none is lost where memory is short. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -295,8 +295,8 @@ static struct r2_reg *reg_new(const struct r2_mr_keys *k, struct r2_hca *hca)
             return reg;
     }
     if (!atomic_load(&hca->gone))
-        R2_WARN_LIMIT("%s cannot register %zu bytes of %s memory (%s): its NICs are no path "
-                      "for them",
+        R2_WARN_LIMIT("%s cannot register %zu bytes of %s memory (%s): its NICs cannot carry "
+                      "that memory",
                       hca->name, k->size, k->device ? "device" : "host", strerror(errno));
     if (reg)
         r2_hca_unuse(hca);

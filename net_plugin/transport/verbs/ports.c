@@ -58,8 +58,8 @@ static void describe(const struct r2_hca *hca, int port, const struct ibv_port_a
     place(hca->name, nic);
 }
 
-/* The port is taken, if no NIC has it: as NCCL does, only one that is active, as a card may have
- * one that nobody uses; but also one that the user names, which may have its link later. */
+/* The port is taken, if no NIC has it. As in NCCL it must be active, since a card may have a port
+ * that nobody uses. One that the user names need not be: it may have its link later. */
 static bool counts(const struct r2_hca *hca, int port)
 {
     const struct r2_settings *set = r2_settings_get();

@@ -3,12 +3,12 @@
  * A device either executes a request or gives up after its retries; one with a fault, or whose
  * fault the kernel's driver hides, may do neither (docs/rdma.md). Time alone does not tell: where
  * the other process stands still and has no receive left, requests wait for ever, by right. So the
- * process is asked. Each end's heartbeat carries a word with the number of its last question and
- * that of the last one it has answered; a process answers one that it had read before it found its
- * completion queue empty, when every receive that it knows to be used was posted again. From then
- * on receives cannot run out, whatever becomes of the process: on no queue pair are more requests
- * under way than receives posted (verbs.h). What then completes nothing for longer than a device
- * may take for it has failed, if nothing that has completed waits to be polled.
+ * process is asked. Each end's heartbeat carries a word: the number of its last question, and that
+ * of the last one it has answered. A process answers a question after it has read it and then found
+ * its completion queue empty. By then every receive that it knows to be used was posted again. From
+ * then on receives cannot run out, whatever becomes of the process: on no queue pair are more
+ * requests under way than receives posted (verbs.h). What then completes nothing for longer than a
+ * device may take for it has failed, if nothing that has completed waits to be polled.
  *
  * How long that is depends on the length: retries are counted anew with each packet that is
  * acknowledged, so that a request which gets on slowly never gives up. Nor is it to be ended here

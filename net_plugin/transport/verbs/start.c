@@ -1,8 +1,8 @@
-/* Devices at the start: listed by a thread, then opened and asked side by side, each by its own
- * command thread, because any question may wait for ever for firmware that is dead, or for a lock
- * of the kernel that its driver holds. Who starts the transport waits for all of them together,
- * START_STEPS steps at most, and asks no device anything: what ports there are, and which is behind
- * which NIC, is decided by what the threads have brought (struct r2_port_view).
+/* Devices at the start. A thread lists them. Then each is opened and asked by its own command
+ * thread, side by side, because any question may wait for ever: for firmware that is dead, or for a
+ * lock of the kernel that its driver holds. Who starts the transport waits for all of them
+ * together, START_STEPS steps at most, and asks no device anything. What the threads have brought
+ * (struct r2_port_view) decides what ports there are, and which is behind which NIC.
  *
  * No more devices are open at a time than can be used: the next one is opened when another could
  * not be.
@@ -147,7 +147,7 @@ static bool wanted(const char *name)
     return any;
 }
 
-/* Under the lock, or when the list is over. */
+/* The caller holds the lock, or nobody adds to the list any more (start.over). */
 static void note_left_out(const char *name)
 {
     if (start.n_left_out < START_TRIED)

@@ -5,10 +5,10 @@
  * meanwhile. None of the codes ends a connection.
  *
  * Whose fault it was stands behind the meaning, which is the cause that journal and status show.
- * Two things follow from it: what is nobody's (a flush) does not replace the cause that came
- * before, and what is the memory's carries EFAULT or EACCES, so that no failure of a NIC is counted
- * and none is looked for. For the others the same follows: NICs are judged by which of their paths
- * end (engine/locate), not by a code, since devices differ in which one they give.
+ * Two things follow from it. What is nobody's (a flush) does not replace the cause that came
+ * before. What is the memory's carries EFAULT or EACCES, so no failure of a NIC is counted and none
+ * is looked for. For the others the same follows: NICs are judged by which of their paths end
+ * (engine/locate), not by a code, since devices differ in which one they give.
  */
 #ifndef R2_TRANSPORT_VERBS_TABLES_H
 #define R2_TRANSPORT_VERBS_TABLES_H

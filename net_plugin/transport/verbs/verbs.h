@@ -1,10 +1,10 @@
 /* Verbs transport, private header.
  *
  * An endpoint is a set of reliable connected queue pairs between two NICs, all on one completion
- * queue: `ctrl` for control frames and small messages (send/receive, a byte stream as on a socket),
- * `bulk` for chunks (RDMA write, then a send that says what was written), `beat` for heartbeats
- * (an 8 byte RDMA write that the peer's NIC answers, whatever its process does). How they are
- * agreed on: card.h. How they end: fence.c.
+ * queue. `ctrl` carries control frames and small messages: sends and receives, a byte stream as on
+ * a socket. `bulk` carries chunks: an RDMA write, then a send that says what was written. `beat`
+ * carries heartbeats: an 8 byte RDMA write, which the peer's NIC answers whatever its process does.
+ * How they are agreed on: card.h. How they end: fence.c.
  *
  * Locks: ep->lock guards all of an endpoint; upcalls (the peer's lock) are made under it, except
  * `up` and `failed`. Whoever finds it taken leaves a mark and goes; every holder looks again when
