@@ -204,7 +204,8 @@ static void always(struct r2_plan_choice *c, const struct r2_plan_input *in)
         snprintf(c->why, sizeof(c->why), "R2CCL_ALLREDUCE=direct");
 }
 
-/* Who asks for a schedule by its mode gets it wherever a node is degraded. */
+/* Who asks for a schedule by its mode gets it wherever a node is degraded; R2CCL-AllReduce has a
+ * model for one slow node only. */
 static void best(struct r2_plan_choice *c, const struct r2_plan_input *in,
                  const struct r2_shard_input *model)
 {
