@@ -34,11 +34,12 @@ class State:
 
 
 def states(names: Sequence[str], nodes: int, nics: int) -> list[State]:
-    """healthy; one: 1 NIC of node 1; half, two, three: half of the NICs of 1, 2, 3 nodes."""
+    """healthy; one, pair: 1 NIC of 1, 2 nodes; half, two, three: half of the NICs of 1, 2, 3."""
     half = nics // 2
     known = {
         "healthy": {},
         "one": {1: 1},
+        "pair": {1: 1, 2: 1},
         "half": {1: half},
         "two": {1: half, 2: half},
         "three": {1: half, 2: half, 3: half},
@@ -62,6 +63,16 @@ def lower(size: int, bandwidths: Sequence[float]) -> float:
     """No schedule can take less."""
     p = len(bandwidths)
     return max(size / min(bandwidths), 2 * (p - 1) * size / sum(bandwidths))
+
+
+def published(size: int, bandwidths: Sequence[float]) -> float | None:
+    """R2CCL-AllReduce by its authors' formula, with 16 chunks; None where not one node is slow."""
+    least, *others = sorted(bandwidths)
+    if not others or least == others[0]:
+        return None
+    p, tail, spare = len(bandwidths), 1 - least / others[0], others[0] - least
+    ring_part = max(2 * (p - 1) / p * (1 - tail) / least, 2 * (p - 2) / (p - 1) * tail / spare)
+    return size * (ring_part + (1 + 1 / 16) * tail / least)
 
 
 @dataclass(frozen=True)
@@ -173,6 +184,9 @@ def table(bed: Bed, order: Sequence[State], rings: dict[str, dict[int, list[floa
                 row["planned_each_ms"] = [round(t * 1e3, 1) for t in with_plan]
                 row["of_ring"] = round(row["planned_ms"] / row["ring_ms"], 3)
                 row["of_lower"] = round(row["planned_ms"] / row["lower_ms"], 3)
+                formula = published(size, bandwidths)
+                if row["plan"].startswith("r2ccl") and formula:
+                    row["of_formula"] = round(row["planned_ms"] / formula / 1e3, 3)
                 row["spread"] = round((max(with_plan) - min(with_plan)) * 1e3
                                       / row["planned_ms"], 3)
             if bed.raw:
@@ -199,8 +213,8 @@ def _beside_raw(row: dict[str, Any], bandwidths: Sequence[float], both: float) -
 def markdown(rows: Sequence[dict[str, Any]], changes: Sequence[dict[str, Any]]) -> list[str]:
     lines = [
         "| state | size | ring, no plan | its model, raw | with plans | lower bound, raw "
-        "| / lower | / lower raw | / lower raw both ways | / ring | plan | runs |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| / lower | / lower raw | / lower raw both ways | / formula | / ring | plan | runs |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
         planned = "-" if r["planned_ms"] is None else f"{r['planned_ms']:.1f} ms"
@@ -208,7 +222,7 @@ def markdown(rows: Sequence[dict[str, Any]], changes: Sequence[dict[str, Any]]) 
             f"| {r['state']} | {r['size'] >> 20} MiB | {r['ring_ms']:.1f} ms "
             f"| {_two(r, 'ring_model_ms')} | {planned} | {_two(r, 'lower_ms')} "
             f"| {r.get('of_lower', '-')} | {r.get('of_raw_lower', '-')} "
-            f"| {r.get('of_both_lower', '-')} | {r.get('of_ring', '-')} "
+            f"| {r.get('of_both_lower', '-')} | {r.get('of_formula', '-')} | {r.get('of_ring', '-')} "
             f"| {r['plan'] or 'stock'} | {r['ring_runs']}, {r['planned_runs']} |"
         )
     lines += ["", "| loss | decided | made | taken | longest wait at the switch "

@@ -5,6 +5,7 @@
     run_allreduce.py --nodes 8 --rate 2gbit         # 8 nodes on 4 GPUs (two nodes' ranks on each)
     run_allreduce.py --states one --nics 4 --rate 2gbit
     run_allreduce.py --direct                       # R2CCL_ALLREDUCE=direct, healthy or not
+    run_allreduce.py --states half --env R2CCL_MODE=r2ccl-allreduce   # beside its formula
     run_allreduce.py --standin --rate 100mbit --min 4M --max 16M     # without a GPU
 
 Nodes are network namespaces with veth NICs that tc shapes; 1 rank per node, which share GPUs where
@@ -338,7 +339,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     p.add_argument("--cycles", type=int, default=3, help="operations of each size and state")
     p.add_argument("--turns", type=int, default=2)
     p.add_argument("--states", type=words_list, default=["healthy", "half", "two"],
-                   help="of healthy,one,half,two,three, in this order within a job")
+                   help="of healthy,one,pair,half,two,three, in this order within a job")
     p.add_argument("--patience", type=float, default=40.0, help="seconds for a plan to come")
     p.add_argument("--budget", type=float, default=240.0, help="seconds for everything")
     p.add_argument("--standin", action="store_true", help="the stand-in for NCCL, without GPUs")
