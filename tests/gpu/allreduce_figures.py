@@ -222,7 +222,8 @@ def markdown(rows: Sequence[dict[str, Any]], changes: Sequence[dict[str, Any]]) 
             f"| {r['state']} | {r['size'] >> 20} MiB | {r['ring_ms']:.1f} ms "
             f"| {_two(r, 'ring_model_ms')} | {planned} | {_two(r, 'lower_ms')} "
             f"| {r.get('of_lower', '-')} | {r.get('of_raw_lower', '-')} "
-            f"| {r.get('of_both_lower', '-')} | {r.get('of_formula', '-')} | {r.get('of_ring', '-')} "
+            f"| {r.get('of_both_lower', '-')} | {r.get('of_formula', '-')} "
+            f"| {r.get('of_ring', '-')} "
             f"| {r['plan'] or 'stock'} | {r['ring_runs']}, {r['planned_runs']} |"
         )
     lines += ["", "| loss | decided | made | taken | longest wait at the switch "
