@@ -1,8 +1,10 @@
 """One rank of a job whose AllReduces are R2CCL's own where they can be: plain ones in turn with
 calls of one kind that NCCL keeps. Every value is checked.
 
-    left_out_worker.py FOLDER grouped|pair|premul|configured|unknown|captured|nonblocking|unequal|limit|
-                              parted|several
+    left_out_worker.py FOLDER KIND
+
+KIND: grouped, pair, premul, configured, unknown, captured, nonblocking, unequal, limit, parted or
+several.
 """
 
 from __future__ import annotations
