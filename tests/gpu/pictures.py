@@ -163,8 +163,9 @@ def draw(kind: str, results: Sequence[dict[str, Any]], to: str) -> list[str]:
     """Returns the tables."""
     figure = pyplot.figure(figsize=(11, 4.6), layout="constrained")
     if kind == "retention":
-        table = retention_table(results[0])
-        retention(results[0], figure.subplots())
+        merged = results[0] | {"rows": [row for result in results for row in result["rows"]]}
+        table = retention_table(merged)
+        retention(merged, figure.subplots())
     else:
         table = [line for result in results for line in training_figures.markdown(result)]
         training(results, figure)
@@ -180,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     p.add_argument("kind", choices=("retention", "training"))
-    p.add_argument("json", nargs="+", help="what the script wrote; of training, of several runs")
+    p.add_argument("json", nargs="+", help="what the script wrote; of several runs")
     p.add_argument("--to", required=True, metavar="FILE", help="the picture")
     opts = p.parse_args(argv)
     say: Callable[[str], None] = print
