@@ -50,7 +50,7 @@ plugin_src += $(filter-out $(if $(verbs),,net_plugin/transport/verbs/%),\
 agree_src := $(sort $(foreach room,agree plan reduce direct,$(wildcard shim/$(room)/*.c)))
 # The wrappers. Those files of `named_src` are compiled once more for the library with NCCL's name;
 # `preload_src` is only in the one for LD_PRELOAD.
-shim_src := $(foreach room,api real comms device,$(sort $(wildcard shim/$(room)/*.c)))
+shim_src := $(foreach room,nccl api real comms device,$(sort $(wildcard shim/$(room)/*.c)))
 preload_src := $(wildcard shim/api/dlsym.c shim/api/predict.c)
 named_src := shim/real/search.c shim/real/lacks.c $(wildcard shim/api/raw.c)
 shim_lib_src := $(filter-out $(preload_src) shim/api/raw.c,$(shim_src))

@@ -514,6 +514,28 @@ static inline bool r2_conn_is_left(const struct r2_conn *c)
 #define R2_FOR_EACH_CONN_SAFE(c, p) R2_LIST_EACH_SAFE (c, struct r2_conn, node, &(p)->conn_list)
 #define R2_FOR_EACH_READY(c, p) R2_LIST_EACH (c, struct r2_conn, ready, &(p)->ready)
 
+static inline struct r2_req *r2_conn_req(const struct r2_conn *c, uint64_t seq)
+{
+    struct r2_req *r = c->window[seq % R2_WINDOW];
+
+    return r && r->seq == seq ? r : NULL;
+}
+
+static inline struct r2_req *r2_req_from(const struct r2_conn *c, uint64_t seq)
+{
+    for (; seq < c->next_seq; seq++) {
+        struct r2_req *r = r2_conn_req(c, seq);
+
+        if (r)
+            return r;
+    }
+    return NULL;
+}
+
+/* The connection's messages that are not over, in their order. The body may end the one at hand. */
+#define R2_FOR_EACH_REQ(r, c)                                                                      \
+    for (struct r2_req *r = r2_req_from(c, (c)->oldest); r; r = r2_req_from(c, r->seq + 1))
+
 struct r2_mr {
     struct r2_list node; /* conn->mrs */
     uint8_t *data;

@@ -236,8 +236,8 @@ static int r2_agree_lookup_locked(struct r2_agree *a, uint64_t index)
         enum r2_agree_at at = r2_agree_machine_at(&a->machine, index);
         uint64_t now;
 
-        if (a->aborted || a->told) {
-            return a->aborted ? -ECANCELED : -EREMOTEIO;
+        if (a->life != R2_LIFE_ON || a->told) {
+            return a->life != R2_LIFE_ON ? -ECANCELED : -EREMOTEIO;
         }
         if (at == R2_AGREE_GO) {
             r2_agree_switch(a);
@@ -255,7 +255,6 @@ static int r2_agree_lookup_locked(struct r2_agree *a, uint64_t index)
         }
         if (!since) {
             since = now;
-            a->waiting = true;
             a->waiting_since = since;
             pthread_mutex_unlock(&a->lock);
             r2_agree_service_kick(a); /* it asks around */
@@ -274,9 +273,9 @@ static int r2_agree_lookup_slow(struct r2_agree *a, uint64_t index, struct r2_ag
 
     pthread_mutex_lock(&a->lock);
     rc = r2_agree_lookup_locked(a, index);
-    if (a->waiting) {
+    if (a->waiting_since) {
         took = r2_now_ns() - a->waiting_since;
-        a->waiting = false;
+        a->waiting_since = 0;
         a->stats.waits++;
         a->stats.wait_ns += took;
         a->stats.wait_max_ns = took > a->stats.wait_max_ns ? took : a->stats.wait_max_ns;
@@ -375,11 +374,11 @@ int r2_agree_propose(struct r2_agree *a, const void *plan, size_t len)
     }
     memcpy(copy, plan, len);
     pthread_mutex_lock(&a->lock);
-    if (a->aborted || a->state == R2_AGREE_FAILED) {
+    if (a->life != R2_LIFE_ON || a->state == R2_AGREE_FAILED) {
         rc = -EIO;
     } else if (a->state != R2_AGREE_READY) {
         rc = -EAGAIN;
-    } else if (a->wanted || a->busy || a->machine.npending > 0) {
+    } else if (a->wanted || a->phase != R2_PHASE_NONE || a->machine.npending > 0) {
         rc = -EBUSY;
     } else {
         a->wanted = copy;
@@ -421,8 +420,7 @@ int r2_agree_report(struct r2_agree *a, const struct r2_agree_report *report)
 static void r2_agree_stop(struct r2_agree *a, bool dying)
 {
     pthread_mutex_lock(&a->lock);
-    a->aborted = true;
-    a->dying = a->dying || dying;
+    r2_agree_live(a, dying ? R2_LIFE_DYING : R2_LIFE_ABORTED);
     if (a->state != R2_AGREE_OFF && a->state != R2_AGREE_FAILED && !dying) {
         a->state = R2_AGREE_FAILED;
         snprintf(a->why, sizeof(a->why), "the application has aborted the communicator");
@@ -447,7 +445,7 @@ void r2_agree_destroy(struct r2_agree *a)
     }
     r2_agree_stop(a, true);
     pthread_mutex_lock(&a->lock);
-    while (a->waiting || (atomic_load(&a->known) && !a->gone)) {
+    while (a->waiting_since || (atomic_load(&a->known) && a->life != R2_LIFE_GONE)) {
         pthread_cond_wait(&a->wake, &a->lock);
     }
     pthread_mutex_unlock(&a->lock);
@@ -466,7 +464,7 @@ void r2_agree_get_stats(struct r2_agree *a, struct r2_agree_stats *out)
     *out = a->stats;
     out->state = a->state;
     out->promised = a->machine.promise.epoch;
-    out->waiting = a->waiting;
+    out->waiting = a->waiting_since != 0;
     memcpy(out->why, a->why, sizeof(out->why));
     pthread_mutex_unlock(&a->lock);
     out->index = atomic_load(&a->next);

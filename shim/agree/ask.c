@@ -41,14 +41,12 @@ static void r2_ask_others(struct r2_agree *a, const struct r2_agree_msg *msg)
 void r2_agree_ask_turn(struct r2_agree *a, uint64_t now)
 {
     struct r2_agree_msg msg;
-    uint64_t since = 0;
+    uint64_t since;
     bool open;
 
     pthread_mutex_lock(&a->lock);
     open = a->rank != R2_AGREE_LEADER && r2_agree_machine_ask(&a->machine, &msg);
-    if (a->waiting) {
-        since = a->waiting_since;
-    }
+    since = a->waiting_since;
     pthread_mutex_unlock(&a->lock);
     if (!open) {
         return;

@@ -177,7 +177,7 @@ void r2_agree_exchange_refused(struct r2_agree *a, const struct r2_agree_addr *a
     bool open, leader = a->rank == R2_AGREE_LEADER;
 
     pthread_mutex_lock(&a->lock);
-    open = a->offer.open && !a->inviting && !a->aborted;
+    open = a->offer.open && !a->inviting && a->life == R2_LIFE_ON;
     pthread_mutex_unlock(&a->lock);
     for (int r = 0; open && r < (leader ? a->nranks : 1) && r2_exchange_offers(a); r++) {
         uint32_t process = a->roster.seats[r].process;

@@ -33,6 +33,14 @@ struct r2_agree_object {
 
 enum r2_agree_phase { R2_PHASE_NONE, R2_PHASE_WATCH, R2_PHASE_PROPOSED };
 
+/* The application's end of it; never goes back. */
+enum r2_agree_life {
+    R2_LIFE_ON,
+    R2_LIFE_ABORTED, /* nothing is looked up or proposed any more */
+    R2_LIFE_DYING,   /* being destroyed: the service thread shall bury it */
+    R2_LIFE_GONE,    /* buried: no callback runs any more */
+};
+
 struct r2_agree {
     /* constant */
     uint8_t token[R2_AGREE_TOKEN], family[R2_AGREE_TOKEN];
@@ -66,10 +74,11 @@ struct r2_agree {
     int nobjects;
     void **garbage; /* to be released by the service thread */
     int ngarbage, garbage_room;
-    bool aborted, dying, gone, waiting, busy;
-    uint64_t waiting_since;
-    uint8_t *wanted; /* a plan to be proposed; busy: one is being proposed */
+    enum r2_agree_life life;
+    uint64_t waiting_since; /* a lookup waits; 0: none does */
+    uint8_t *wanted;        /* a plan to be proposed */
     size_t wanted_len;
+    enum r2_agree_phase phase; /* of the proposal under way; the service thread alone writes */
     struct r2_agree_report report;
     bool report_new;
     struct r2_agree_offer {
@@ -87,15 +96,14 @@ struct r2_agree {
 
     /* service lock */
     struct r2_list node_all;
-    bool dirty;
-    struct r2_list node_dirty;
+    struct r2_list node_dirty; /* in no list: not dirty */
 
     /* service thread */
     struct r2_agree_roster roster;
     uint64_t deadline_ns; /* look at it again then; UINT64_MAX: only when told */
     uint64_t register_ns, register_wait_ns, joining_ns;
     int root_refused; /* how often its host said that nobody listens */
-    bool said_off, closed;
+    bool said_off;
     uint64_t destroyed_ns; /* when it was destroyed; 0: it lives */
     uint64_t report_number;
     uint64_t *report_seen;            /* leader: last number of each rank */
@@ -103,8 +111,7 @@ struct r2_agree {
     uint64_t invite_ns, invite_wait_ns;
     struct r2_agree_offers *offers; /* leader: what ranks have offered; NULL: nothing */
     struct r2_agree_early *early;   /* leader: [nranks], until it has the roster; NULL: none */
-    enum r2_agree_phase phase;
-    uint8_t *plan; /* of the proposal under way */
+    uint8_t *plan;                  /* of the proposal under way */
     size_t plan_len;
     uint64_t phase_ns, repeat_ns;
     int tries;
@@ -118,6 +125,12 @@ struct r2_agree {
     int failure_rounds;              /* how often this rank has told all others */
     uint64_t tell_ns;                /* tell all others (again) then; UINT64_MAX: no need */
 };
+
+/* Member lock held. An abort of what is being destroyed changes nothing. */
+static inline void r2_agree_live(struct r2_agree *a, enum r2_agree_life next)
+{
+    a->life = next > a->life ? next : a->life;
+}
 
 /* --- service.c ---------------------------------------------------------------------------- */
 

@@ -141,7 +141,7 @@ void r2_agree_join_roster(struct r2_agree *a, const struct r2_agree_frame *f,
                sizeof(members[r].process));
     }
     pthread_mutex_lock(&a->lock);
-    joining = a->state == R2_AGREE_JOINING && !a->aborted;
+    joining = a->state == R2_AGREE_JOINING && a->life == R2_LIFE_ON;
     if (joining) {
         a->state = R2_AGREE_READY;
         a->why[0] = '\0';

@@ -68,16 +68,20 @@ static void r2_member_decided(struct r2_agree *a, uint64_t epoch, uint64_t at, b
     }
 }
 
+static void r2_member_enter(struct r2_agree *a, enum r2_agree_phase phase)
+{
+    pthread_mutex_lock(&a->lock);
+    a->phase = phase;
+    pthread_mutex_unlock(&a->lock);
+}
+
 /* Before the caller hears of the end: it may propose again from its callback. */
 static void r2_member_forget_plan(struct r2_agree *a)
 {
     free(a->plan);
     a->plan = NULL;
     a->plan_len = 0;
-    a->phase = R2_PHASE_NONE;
-    pthread_mutex_lock(&a->lock);
-    a->busy = false;
-    pthread_mutex_unlock(&a->lock);
+    r2_member_enter(a, R2_PHASE_NONE);
 }
 
 /* Leader: a proposal has ended. A refusal is tried again with a later index: the plan was accepted
@@ -86,8 +90,10 @@ static void r2_member_concluded(struct r2_agree *a, const struct r2_agree_out *o
                                 bool refused, const char *why, uint64_t now)
 {
     uint64_t took = now - a->phase_ns;
+    bool closed;
 
     pthread_mutex_lock(&a->lock);
+    closed = a->machine.closed;
     a->stats.commits += out->concluded_well;
     a->stats.aborts += !out->concluded_well;
     if (out->concluded_well) {
@@ -96,10 +102,10 @@ static void r2_member_concluded(struct r2_agree *a, const struct r2_agree_out *o
     pthread_mutex_unlock(&a->lock);
     if (out->concluded_well) {
         r2_agree_horizon_committed(&a->horizon, took, now);
-    } else if (refused && a->tries < R2_MEMBER_TRIES && !a->closed) {
+    } else if (refused && a->tries < R2_MEMBER_TRIES && !closed) {
         a->tries++;
         r2_agree_horizon_refused(&a->horizon, now);
-        a->phase = R2_PHASE_WATCH; /* what it saw before the first try still counts */
+        r2_member_enter(a, R2_PHASE_WATCH); /* what it saw before the first try still counts */
         return;
     }
     r2_member_forget_plan(a);
@@ -202,7 +208,6 @@ static void r2_member_take_wanted(struct r2_agree *a, uint64_t now)
         a->plan = a->wanted;
         a->plan_len = a->wanted_len;
         a->wanted = NULL;
-        a->busy = true;
         a->stats.proposals++;
         a->phase = R2_PHASE_WATCH;
         a->phase_ns = now;
@@ -260,7 +265,7 @@ static void r2_member_propose(struct r2_agree *a, uint64_t now)
                           willing ? "the leader cannot propose now" : "the leader has refused it");
         return;
     }
-    a->phase = R2_PHASE_PROPOSED;
+    r2_member_enter(a, R2_PHASE_PROPOSED);
     r2_member_act(a, a->rank, &out, at, false, "", now);
 }
 
@@ -376,7 +381,6 @@ static void r2_member_close(struct r2_agree *a, uint64_t now)
     struct r2_agree_out out;
     uint64_t at;
 
-    a->closed = true;
     pthread_mutex_lock(&a->lock);
     at = a->machine.proposal.at;
     r2_agree_machine_close(&a->machine, &out);
@@ -401,7 +405,7 @@ static void r2_member_bury(struct r2_agree *a, uint64_t now)
     a->destroyed_ns = now;
     pthread_mutex_lock(&a->lock);
     a->ops = NULL;
-    a->gone = true;
+    r2_agree_live(a, R2_LIFE_GONE);
     pthread_cond_broadcast(&a->wake);
     pthread_mutex_unlock(&a->lock);
 }
@@ -420,10 +424,10 @@ static bool r2_member_work(struct r2_agree *a, uint64_t now)
     r2_agree_member_collect(a);
     pthread_mutex_lock(&a->lock);
     state = a->state;
-    dying = a->dying;
-    ended = a->aborted || a->machine.failed;
+    dying = a->life >= R2_LIFE_DYING;
+    ended = (a->life != R2_LIFE_ON || a->machine.failed) && !a->machine.closed;
     pthread_mutex_unlock(&a->lock);
-    if (ended && !a->closed) {
+    if (ended) {
         r2_member_close(a, now);
     }
     if (dying) {

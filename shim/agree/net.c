@@ -35,17 +35,23 @@ static uint64_t r2_net_key(const uint8_t process[16])
 
 /* --- connections -------------------------------------------------------------------------- */
 
+static bool r2_net_is_stranger(const struct r2_agree_conn *c)
+{
+    return !c->outgoing && c->stage < R2_CONN_TRUSTED;
+}
+
 static void r2_net_close(struct r2_agree_net *net, struct r2_agree_conn *c)
 {
     uint64_t key = r2_net_key(c->process);
-    bool known = c->hello && (c->outgoing || c->trusted); /* anybody may say any name */
+    /* Anybody may say any name. */
+    bool known = c->stage >= R2_CONN_NAMED && !r2_net_is_stranger(c);
     uint8_t process[16];
 
     memcpy(process, c->process, sizeof(process));
     if (known && r2_hash_get(&net->by_process, key) == c) {
         r2_hash_del(&net->by_process, key);
     }
-    net->strangers -= !c->outgoing && !c->trusted;
+    net->strangers -= r2_net_is_stranger(c);
     r2_list_del(&c->node);
     /* Not left to the close: a child that has been forked and has not closed its copy yet would
      * keep it in the set, and its next event would be one of a connection that is no more. */
@@ -61,7 +67,7 @@ static void r2_net_close(struct r2_agree_net *net, struct r2_agree_conn *c)
 
 static int r2_net_watch(struct r2_agree_net *net, struct r2_agree_conn *c, int op)
 {
-    bool writing = c->connecting || c->out_len > c->out_at;
+    bool writing = c->stage == R2_CONN_CONNECTING || c->out_len > c->out_at;
     struct epoll_event ev = {.events = EPOLLIN | (writing ? EPOLLOUT : 0), .data.ptr = c};
 
     if (op == EPOLL_CTL_MOD && writing == c->writing) {
@@ -122,7 +128,7 @@ static int r2_net_queue(struct r2_agree_conn *c, const struct r2_agree_frame *f,
 /* Sends what the socket takes. 0, or -errno: the connection is broken. */
 static int r2_net_flush(struct r2_agree_conn *c)
 {
-    while (!c->connecting && c->out_at < c->out_len) {
+    while (c->stage != R2_CONN_CONNECTING && c->out_at < c->out_len) {
         ssize_t n = send(c->fd, c->out + c->out_at, c->out_len - c->out_at, MSG_NOSIGNAL);
 
         if (n < 0 && errno == EINTR) {
@@ -145,7 +151,7 @@ static int r2_net_flush(struct r2_agree_conn *c)
 }
 
 static struct r2_agree_conn *r2_net_add(struct r2_agree_net *net, int fd, bool outgoing,
-                                        bool connecting)
+                                        enum r2_agree_stage stage)
 {
     struct r2_agree_frame hello = {.kind = R2_FRAME_HELLO, .len = R2_AGREE_HELLO_BYTES};
     struct r2_agree_conn *c = calloc(1, sizeof(*c));
@@ -160,7 +166,7 @@ static struct r2_agree_conn *r2_net_add(struct r2_agree_net *net, int fd, bool o
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));
     c->fd = fd;
     c->outgoing = outgoing;
-    c->connecting = connecting;
+    c->stage = stage;
     c->born_ns = net->now_ns;
     r2_agree_hello_encode(text, &net->self);
     r2_list_add_tail(&net->conns, &c->node);
@@ -213,7 +219,7 @@ static struct r2_agree_conn *r2_net_connect(struct r2_agree_net *net,
         r2_agree_fds_close(fd);
         return NULL;
     }
-    c = r2_net_add(net, fd, true, connecting);
+    c = r2_net_add(net, fd, true, connecting ? R2_CONN_CONNECTING : R2_CONN_OPEN);
     if (c) {
         c->addr = *addr;
     }
@@ -233,7 +239,7 @@ static struct r2_agree_conn *r2_net_find(struct r2_agree_net *net, const uint8_t
     R2_LIST_FOR_EACH (it, &net->conns) {
         c = R2_CONTAINER_OF(it, struct r2_agree_conn, node);
         if (c->outgoing && r2_agree_addr_equal(&c->addr, addr) &&
-            (!process || !c->hello || memcmp(c->process, process, 16) == 0)) {
+            (!process || c->stage < R2_CONN_NAMED || memcmp(c->process, process, 16) == 0)) {
             return c;
         }
     }
@@ -275,7 +281,7 @@ enum r2_agree_way r2_agree_net_way(struct r2_agree_net *net, const uint8_t *proc
     if (!c) {
         return R2_WAY_NONE;
     }
-    if (c->connecting) {
+    if (c->stage == R2_CONN_CONNECTING) {
         return net->now_ns - c->born_ns < R2_NET_LONG_NS ? R2_WAY_WAIT : R2_WAY_LONG;
     }
     /* The end of a peer that died is with the kernel before this thread has read of it. */
@@ -293,10 +299,11 @@ static bool r2_net_hello(struct r2_agree_net *net, struct r2_agree_conn *c,
 {
     struct r2_agree_hello h;
 
-    if (c->hello || f->kind != R2_FRAME_HELLO || r2_agree_hello_decode(payload, f->len, &h) != 0) {
+    if (c->stage >= R2_CONN_NAMED || f->kind != R2_FRAME_HELLO ||
+        r2_agree_hello_decode(payload, f->len, &h) != 0) {
         return false;
     }
-    c->hello = true;
+    c->stage = R2_CONN_NAMED;
     memcpy(c->process, h.process, sizeof(c->process));
     if (!c->outgoing) {
         c->addr = h.addr;
@@ -312,19 +319,21 @@ static bool r2_net_hello(struct r2_agree_net *net, struct r2_agree_conn *c,
 static bool r2_net_frame(struct r2_agree_net *net, struct r2_agree_conn *c,
                          const struct r2_agree_frame *f, const uint8_t *payload)
 {
-    bool before = c->trusted;
+    bool stranger = r2_net_is_stranger(c);
 
-    if (!c->hello || f->kind == R2_FRAME_HELLO) {
+    if (c->stage < R2_CONN_NAMED || f->kind == R2_FRAME_HELLO) {
         return r2_net_hello(net, c, f, payload);
     }
-    if (!net->on_frame(net->user, c, f, payload)) {
-        return false;
+    if (net->on_frame(net->user, c, f, payload)) {
+        c->stage = R2_CONN_TRUSTED;
+        if (stranger) {
+            net->strangers--;
+            r2_hash_put(&net->by_process, r2_net_key(c->process), c);
+        }
     }
-    if (c->trusted && !before && !c->outgoing) {
-        net->strangers--;
-        r2_hash_put(&net->by_process, r2_net_key(c->process), c);
-    }
-    return c->trusted || c->outgoing;
+    /* A stranger must show a token with its first frame; a friend may be late for one that has
+     * been destroyed. */
+    return !r2_net_is_stranger(c);
 }
 
 /* Takes whole frames out of c->in. False: the connection is to be closed. */
@@ -337,8 +346,8 @@ static bool r2_net_parse(struct r2_agree_net *net, struct r2_agree_conn *c)
         struct r2_agree_frame f;
 
         if (r2_agree_frame_decode(c->in + at, &f) != 0 ||
-            (!c->trusted && !c->outgoing && f.len > R2_NET_STRANGER &&
-             !(c->hello && net->knows(net->user, &f)))) {
+            (r2_net_is_stranger(c) && f.len > R2_NET_STRANGER &&
+             !(c->stage == R2_CONN_NAMED && net->knows(net->user, &f)))) {
             return false;
         }
         if (c->in_len - at < R2_AGREE_HEADER + f.len) {
@@ -404,7 +413,7 @@ static int r2_net_connected(struct r2_agree_conn *c)
     int error = 0;
     socklen_t len = sizeof(error);
 
-    c->connecting = false;
+    c->stage = R2_CONN_OPEN;
     return getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &error, &len) < 0 ? errno : error;
 }
 
@@ -414,11 +423,11 @@ static void r2_net_event(struct r2_agree_net *net, struct r2_agree_conn *c, uint
     int error = 0;
     bool good;
 
-    if (c->connecting && (events & (EPOLLOUT | EPOLLERR | EPOLLHUP))) {
+    if (c->stage == R2_CONN_CONNECTING && (events & (EPOLLOUT | EPOLLERR | EPOLLHUP))) {
         error = r2_net_connected(c);
     }
     good = error == 0;
-    if (good && !c->connecting && (events & (EPOLLIN | EPOLLERR | EPOLLHUP))) {
+    if (good && c->stage != R2_CONN_CONNECTING && (events & (EPOLLIN | EPOLLERR | EPOLLHUP))) {
         good = r2_net_read(net, c);
     }
     if (good) {
@@ -456,7 +465,7 @@ static void r2_net_accept(struct r2_agree_net *net)
             }
             return;
         }
-        r2_net_add(net, fd, false, false);
+        r2_net_add(net, fd, false, R2_CONN_OPEN);
     }
 }
 
@@ -472,7 +481,7 @@ static void r2_net_crowd(struct r2_agree_net *net)
         if (net->strangers <= net->most_strangers) {
             return;
         }
-        if (!c->outgoing && !c->trusted && (!r2_net_read(net, c) || !c->trusted)) {
+        if (r2_net_is_stranger(c) && (!r2_net_read(net, c) || r2_net_is_stranger(c))) {
             r2_net_close(net, c);
         }
     }
@@ -485,8 +494,8 @@ static void r2_net_expire(struct r2_agree_net *net)
     R2_LIST_FOR_EACH_SAFE (it, tmp, &net->conns) {
         struct r2_agree_conn *c = R2_CONTAINER_OF(it, struct r2_agree_conn, node);
 
-        if ((!c->outgoing && !c->trusted && net->now_ns - c->born_ns > R2_NET_STRANGER_NS) ||
-            (c->connecting && net->now_ns - c->born_ns > R2_NET_CONNECT_NS)) {
+        if ((r2_net_is_stranger(c) && net->now_ns - c->born_ns > R2_NET_STRANGER_NS) ||
+            (c->stage == R2_CONN_CONNECTING && net->now_ns - c->born_ns > R2_NET_CONNECT_NS)) {
             r2_net_close(net, c);
         }
     }

@@ -23,11 +23,20 @@
 #define R2_AGREE_STRANGERS 1024
 #define R2_AGREE_STRANGERS_PART 4
 
+/* What is known of the other end; net.c alone goes on to the next. */
+enum r2_agree_stage {
+    R2_CONN_CONNECTING, /* made here, and not there yet */
+    R2_CONN_OPEN,       /* nothing was heard */
+    R2_CONN_NAMED,      /* it has said hello */
+    R2_CONN_TRUSTED,    /* it has shown a token */
+};
+
 struct r2_agree_conn {
     struct r2_list node;
     int fd;
-    bool connecting, hello, trusted, outgoing, writing;
-    uint8_t process[16]; /* after hello */
+    enum r2_agree_stage stage;
+    bool outgoing, writing;
+    uint8_t process[16]; /* from R2_CONN_NAMED on */
     struct r2_agree_addr addr;
     uint64_t born_ns;
     uint8_t *in;
@@ -44,8 +53,8 @@ struct r2_agree_net {
     int strangers, most_strangers;
     struct r2_agree_hello self;
     uint64_t now_ns; /* of the running turn */
-    /* A frame from a process that has said hello; `trusted` may be set. False: close it. */
-    bool (*on_frame)(void *user, struct r2_agree_conn *c, const struct r2_agree_frame *f,
+    /* A frame from a process that has said hello. True: its token is known here. */
+    bool (*on_frame)(void *user, const struct r2_agree_conn *c, const struct r2_agree_frame *f,
                      const uint8_t *payload);
     /* Whether the token of a frame is known here: only then is room made for it. */
     bool (*knows)(void *user, const struct r2_agree_frame *f);

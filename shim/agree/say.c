@@ -8,7 +8,7 @@ void r2_agree_member_fence(struct r2_agree *a)
 {
     uint64_t fence = a->state == R2_AGREE_OFF ? UINT64_MAX : r2_agree_machine_fence(&a->machine);
 
-    atomic_store(&a->fence, a->aborted || a->told ? 0 : fence);
+    atomic_store(&a->fence, a->life != R2_LIFE_ON || a->told ? 0 : fence);
 }
 
 void r2_agree_member_send(struct r2_agree *a, uint32_t rank, enum r2_agree_kind kind,

@@ -145,8 +145,7 @@ void r2_agree_service_kick(struct r2_agree *a)
         return;
     }
     pthread_mutex_lock(&r2_service.lock);
-    if (!a->dirty) {
-        a->dirty = true;
+    if (r2_list_empty(&a->node_dirty)) {
         wake = r2_list_empty(&r2_service.dirty);
         r2_list_add_tail(&r2_service.dirty, &a->node_dirty);
     }

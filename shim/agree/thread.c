@@ -33,19 +33,14 @@ static bool r2_service_dispatch(const struct r2_agree_hello *from, const struct 
     return true;
 }
 
-static bool r2_service_on_frame(void *user, struct r2_agree_conn *c, const struct r2_agree_frame *f,
-                                const uint8_t *payload)
+static bool r2_service_on_frame(void *user, const struct r2_agree_conn *c,
+                                const struct r2_agree_frame *f, const uint8_t *payload)
 {
     struct r2_agree_hello from = {.addr = c->addr};
 
     (void)user;
     memcpy(from.process, c->process, sizeof(from.process));
-    if (r2_service_dispatch(&from, f, payload)) {
-        c->trusted = true;
-    }
-    /* A stranger must show a token with its first frame; a friend may be late for one that has
-     * been destroyed. */
-    return c->trusted || c->outgoing;
+    return r2_service_dispatch(&from, f, payload);
 }
 
 static bool r2_service_knows(void *user, const struct r2_agree_frame *f)
@@ -115,7 +110,6 @@ static void r2_service_kicked(uint64_t now)
         if (it) {
             a = R2_CONTAINER_OF(it, struct r2_agree, node_dirty);
             r2_list_del(it);
-            a->dirty = false;
         }
         pthread_mutex_unlock(&r2_service.lock);
         if (!a) {

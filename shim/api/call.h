@@ -6,8 +6,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "api/ids.h"
-#include "api/nccl.h"
+#include "nccl/ids.h"
+#include "nccl/nccl.h"
 #include "real/nest.h"
 #include "real/real.h"
 
@@ -27,6 +27,9 @@ void r2_call_leave(struct r2_call *call);
 
 /* Inside an active call: other functions of the same NCCL. NULL where it lacks them. */
 #define R2_CALL_REAL(call, name) ((call)->real->fn[R2_API_##name])
+
+/* The wrapper of a function. */
+void *r2_api_wrapper(enum r2_api id);
 
 /* Whether R2CCL_MODE leaves the shim anything to do, and this process is not a forked child. */
 bool r2_shim_on(void);

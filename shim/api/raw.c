@@ -131,4 +131,4 @@ __asm__(".text\n"
 #define R2_PLT ""
 #endif
 
-#include "api/nccl.def"
+#include "nccl/nccl.def"

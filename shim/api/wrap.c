@@ -93,7 +93,7 @@
         OPERATION(name, kind, args, false)                                                         \
     }
 
-#include "api/nccl.def"
+#include "nccl/nccl.def"
 
 R2_EXPORT const char *ncclGetErrorString(int result);
 const char *ncclGetErrorString(int result)

@@ -2,7 +2,7 @@
 #include <stddef.h>
 
 #include "api/call.h"
-#include "api/ids.h"
+#include "nccl/ids.h"
 
 #define R2_PLAIN(name, since, params, args) int name params;
 #define R2_COMM(name, since, params, args) int name params;
@@ -10,7 +10,7 @@
 #define R2_COLL(name, since, kind, params, args) int name params;
 #define R2_P2P(name, since, kind, params, args) int name params;
 #define R2_OWN(name, since, ret, params) ret name params;
-#include "api/nccl.def"
+#include "nccl/nccl.def"
 
 void *r2_api_wrapper(enum r2_api id)
 {
@@ -21,7 +21,7 @@ void *r2_api_wrapper(enum r2_api id)
 #define R2_COLL(name, since, kind, params, args) (void *)name,
 #define R2_P2P(name, since, kind, params, args) (void *)name,
 #define R2_OWN(name, since, ret, params) (void *)name,
-#include "api/nccl.def"
+#include "nccl/nccl.def"
     };
 
     return id >= 0 && id < R2_API_COUNT ? wrappers[id] : NULL;

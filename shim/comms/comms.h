@@ -18,8 +18,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "api/nccl.h"
 #include "control/segment.h"
+#include "nccl/nccl.h"
 #include "real/real.h"
 
 struct r2_comm;

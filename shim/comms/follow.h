@@ -15,8 +15,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "api/nccl.h"
 #include "comms/comms.h"
+#include "nccl/nccl.h"
 
 struct r2_follow;
 

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #include "agree/agree.h"
-#include "api/nccl.h"
+#include "nccl/nccl.h"
 #include "real/real.h"
 
 struct r2_node;

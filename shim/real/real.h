@@ -26,7 +26,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "api/ids.h"
+#include "nccl/ids.h"
 
 #define R2_EXPORT __attribute__((visibility("default")))
 

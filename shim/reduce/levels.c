@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "api/nccl.h"
+#include "nccl/nccl.h"
 
 #ifdef __x86_64__
 #include <cpuid.h>

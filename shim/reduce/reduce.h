@@ -1,5 +1,5 @@
 /* Adds up contributions to an AllReduce on the CPU, element by element. Pure: no clock, socket or
- * thread. Type and operation numbers are NCCL's (api/nccl.h).
+ * thread. Type and operation numbers are NCCL's (nccl/nccl.h).
  *
  * Order. Every element is in[0] op in[1] op ... op in[n_in - 1], in this order. With contributions
  * in rank order the result depends neither on who adds them nor on where the data is cut.
@@ -31,7 +31,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "api/nccl.h"
+#include "nccl/nccl.h"
 
 /* Whether r2_reduce takes this pair: every known type with SUM, PROD, MAX, MIN and AVG. */
 bool r2_reduce_covers(int type, int op);

@@ -138,7 +138,7 @@ def test_shim_exports_only_wrappers(build: Build, run_bounded: RunBounded) -> No
     nm = shutil.which("nm")
     if nm is None:
         pytest.skip("no `nm` in PATH (package binutils)")
-    table = (ROOT / "shim/api/nccl.def").read_text(encoding="utf-8")
+    table = (ROOT / "shim/nccl/nccl.def").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^R2_\w+\((nccl\w+), (\d+)", table, re.MULTILINE))
     raw = set(re.findall(r"^R2_RAW\((nccl\w+),", table, re.MULTILINE))
     libraries = {

@@ -29,7 +29,7 @@
 #include <unistd.h>
 
 #include "../pause.h"
-#include "api/nccl.h"
+#include "nccl/nccl.h"
 
 #define COUNTED 1000
 #define MEET_US 300000

@@ -1,5 +1,5 @@
 /* An NCCL that is too old for the shim: 2.17, and only a few functions. */
-#include "api/nccl.h"
+#include "nccl/nccl.h"
 
 #define API __attribute__((visibility("default")))
 

@@ -23,10 +23,10 @@
 #include <unistd.h>
 
 #include "../pause.h"
-#include "api/nccl.h"
 #include "direct/direct.h"
 #include "engine/base/base.h"
 #include "io/fault.h"
+#include "nccl/nccl.h"
 #include "reduce/reduce.h"
 #include "util/clock.h"
 #include "util/random.h"

@@ -67,6 +67,37 @@ PROCESSES(objects, 2)
     }
 }
 
+static int accept_late(void *user, uint64_t epoch, const void *plan, size_t len, void **object)
+{
+    AWAIT(atomic_load(&sh->stuck));
+    return on_accept(user, epoch, plan, len, object);
+}
+
+/* From the proposal until its end, while the leader watches and while it waits for promises. */
+PROCESSES(one_proposal_at_a_time, 2)
+{
+    struct r2_agree_stats stats = {.proposals = 0};
+    struct r2_agree *a;
+    uint64_t epoch;
+
+    ops.accept = me == 1 ? accept_late : on_accept;
+    a = meet();
+    if (me == 0) {
+        CHECK_EQ(r2_agree_propose(a, "a pla", 5), 0);
+        AWAIT((r2_agree_get_stats(a, &stats), stats.proposals == 1));
+        CHECK_EQ(r2_agree_propose(a, "a pla", 5), -EBUSY);
+        AWAIT((r2_agree_get_stats(a, &stats), stats.promised == 1));
+        CHECK_EQ(r2_agree_propose(a, "a pla", 5), -EBUSY);
+        CHECK_EQ(stats.commits + stats.aborts, 0);
+        atomic_store(&sh->stuck, 1);
+    }
+    AWAIT(atomic_load(&sh->stuck));
+    epoch = change(&a, 1, 0, 1);
+    AWAIT(me != 0 || r2_agree_propose(a, "a pla", 5) == 0);
+    change(&a, 1, 0, epoch + 1);
+    r2_agree_destroy(a);
+}
+
 static int accept_large(void *user, uint64_t epoch, const void *plan, size_t len, void **object)
 {
     const uint8_t *p = plan;

@@ -4,8 +4,8 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 
-#include "api/nccl.h"
 #include "direct_bed.h"
+#include "nccl/nccl.h"
 
 #include "io/fault.h"
 

@@ -120,6 +120,7 @@ struct link {
     struct r2_share share;
     uint64_t until[2]; /* ns: when what is in flight is acknowledged; 0: nothing */
     uint64_t taken;
+    uint64_t limit; /* of what is in flight; views only */
 };
 
 static struct r2_share_set shares;
@@ -252,24 +253,134 @@ TEST(transfers)
     CHECK(sooner > 200);
 }
 
-/* All paths are at work while so much waits that each is of use. */
+/* ---- views: as long as bytes wait and a path could carry, some path gets the next chunk */
+
+static bool could_carry(const struct link *l)
+{
+    return l->path.inflight < l->limit && r2_share_may(&shares, &l->share);
+}
+
+/* All others that could carry as well. */
+static int others_of(const struct link *links, int n, const struct link *l,
+                     struct r2_sched_path others[])
+{
+    int m = 0;
+
+    for (int i = 0; i < n; i++) {
+        if (&links[i] != l && could_carry(&links[i]))
+            others[m++] = links[i].path;
+    }
+    return m;
+}
+
+/* The header's word: the faster ones together would have sent all that waits before this path had
+ * sent a chunk, and one of them is done with a chunk in half its time. */
+static bool may_decline(const struct r2_sched_path *self, const struct r2_sched_path others[],
+                        int m, uint64_t waiting)
+{
+    uint64_t len = waiting < CHUNK ? waiting : CHUNK, mine = r2_sched_done(self, len);
+    double bytes = (double)waiting, rates = 0;
+    bool soon = false;
+
+    for (int i = 0; i < m; i++) {
+        uint64_t theirs = r2_sched_done(&others[i], len);
+
+        if (!theirs || theirs >= mine)
+            continue;
+        bytes += (double)others[i].inflight;
+        rates += (double)others[i].rate;
+        soon |= theirs <= mine / 2;
+    }
+    return soon && bytes / rates * 1e9 < (double)mine + 1; /* ns are whole there */
+}
+
+/* Asks everybody who could carry; who gets the next chunk, or NULL. */
+static struct link *gets_it(struct link *links, int n, uint64_t waiting, int *declined)
+{
+    struct r2_sched_path seen[MOST], others[MOST];
+    struct link *taker = NULL;
+    uint16_t order[MOST];
+    bool any = false;
+
+    for (int i = 0; i < n; i++)
+        seen[i] = links[i].path;
+    r2_sched_order(seen, n, order);
+    for (int i = 0; i < n; i++) {
+        struct link *l = &links[order[i]];
+        int m = others_of(links, n, l, others);
+
+        if (!could_carry(l))
+            continue;
+        any = true;
+        if (r2_sched_next(&l->path, others, m, waiting, CHUNK) < 0) {
+            taker = taker ? taker : l;
+            continue;
+        }
+        ++*declined;
+        CHECK_MSG(may_decline(&l->path, others, m, waiting),
+                  "path %d of %d declines, of use for %llu bytes", order[i], n,
+                  (unsigned long long)waiting);
+    }
+    CHECK_MSG(taker || !any, "all of %d paths decline, and %llu bytes wait", n,
+              (unsigned long long)waiting);
+    return taker;
+}
+
+/* Some path has a chunk acknowledged, which one is chance. */
+static void acknowledge(struct link *links, int n)
+{
+    for (int i = 0, from = (int)up_to(MOST); i < n; i++) {
+        struct r2_sched_path *path = &links[(from + i) % n].path;
+
+        if (!path->inflight)
+            continue;
+        path->inflight -= path->inflight < CHUNK ? path->inflight : CHUNK;
+        return;
+    }
+    CHECK_MSG(false, "%d paths with nothing in flight, and none could carry", n);
+}
+
+static int some_view(struct link *links)
+{
+    static const uint32_t some_weights[] = {0, 250, R2_WEIGHT_FULL, R2_WEIGHT_FULL};
+    uint64_t rates[MOST] = {0};
+    uint32_t weights[MOST];
+    int n = 1 + (int)up_to(MOST - 1);
+
+    for (int i = 0; i < n; i++)
+        weights[i] = some_weights[up_to(3)];
+    begin(links, n, rates, weights);
+    for (int i = 0; i < n; i++) {
+        links[i].path = some_path();
+        links[i].limit = (1 + up_to(16)) * CHUNK;
+        r2_share_sent(&shares, &links[i].share, up_to(64) * CHUNK);
+    }
+    return n;
+}
+
 TEST(no_path_is_idle)
 {
-    const uint64_t rates[] = {10000000, 100000000, 100000000, 200000000};
-    struct link links[4];
-    uint64_t waiting = 4000 * (uint64_t)CHUNK, now = 1;
+    int declined = 0;
 
-    begin(links, 4, rates, NULL);
-    while (waiting > 100 * CHUNK) {
-        uint64_t len = one_chunk(links, 4, now, waiting, true);
+    for (int round = 0; round < ROUNDS / 10; round++) {
+        struct link links[MOST];
+        uint64_t waiting = 1 + up_to(100 * CHUNK);
+        int n = some_view(links);
 
-        waiting -= len;
-        if (len)
-            continue;
-        for (int i = 0; i < 4; i++)
-            CHECK(free_slot(&links[i]) < 0);
-        now = advance(links, 4, now);
+        while (waiting) {
+            struct link *l = gets_it(links, n, waiting, &declined);
+            uint64_t len = waiting < CHUNK ? waiting : CHUNK;
+
+            if (!l) {
+                acknowledge(links, n);
+                continue;
+            }
+            l->path.inflight += len;
+            r2_share_sent(&shares, &l->share, len);
+            waiting -= len;
+        }
     }
+    CHECK_GE(declined, ROUNDS / 4);
 }
 
 TEST(weights_are_kept)

@@ -9,11 +9,11 @@
 #include <sys/wait.h>
 
 #include "api/call.h"
-#include "api/ids.h"
 #include "await.h"
 #include "check.h"
 #include "comm_row.h"
 #include "comms/follow_inside.h"
+#include "nccl/ids.h"
 #include "noop_bed.h"
 
 #define R2_PLAIN(name, since, params, args) int name params;
@@ -22,7 +22,7 @@
 #define R2_COLL(name, since, kind, params, args) int name params;
 #define R2_P2P(name, since, kind, params, args) int name params;
 #define R2_OWN(name, since, ret, params) ret name params;
-#include "api/nccl.def"
+#include "nccl/nccl.def"
 
 static r2_nccl_comm make(void)
 {

@@ -6,7 +6,7 @@
 #include "noop_bed.h"
 
 #define R2_OWN(name, since, ret, params) ret name params;
-#include "api/nccl.def"
+#include "nccl/nccl.def"
 
 static bool followed(r2_nccl_comm handle)
 {

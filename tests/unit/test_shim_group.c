@@ -11,7 +11,7 @@
 #define R2_OWN(name, since, ret, params) ret name params;
 #define R2_COLL(name, since, kind, params, args) int name params;
 #define R2_P2P(name, since, kind, params, args) int name params;
-#include "api/nccl.def"
+#include "nccl/nccl.def"
 
 #define BIG (1 << 20) /* floats: an operation that plans are for */
 #define FLOAT 7

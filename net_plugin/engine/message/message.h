@@ -79,25 +79,6 @@ void r2_conns_leave(struct r2_peer *p);
 void r2_conn_out_open(struct r2_conn *c);
 /* Takes a closed connection whose CLOSE is acknowledged out of the peer. */
 void r2_conn_reap(struct r2_conn *c);
-static inline struct r2_req *r2_conn_req(const struct r2_conn *c, uint64_t seq)
-{
-    struct r2_req *r = c->window[seq % R2_WINDOW];
-
-    return r && r->seq == seq ? r : NULL;
-}
-/* The connection's messages that are not over, in their order. The body may end the one at hand. */
-#define R2_FOR_EACH_REQ(r, c)                                                                      \
-    for (struct r2_req *r = r2_req_from(c, (c)->oldest); r; r = r2_req_from(c, r->seq + 1))
-static inline struct r2_req *r2_req_from(const struct r2_conn *c, uint64_t seq)
-{
-    for (; seq < c->next_seq; seq++) {
-        struct r2_req *r = r2_conn_req(c, seq);
-
-        if (r)
-            return r;
-    }
-    return NULL;
-}
 void r2_req_finish(struct r2_req *r, int err); /* err 0: done */
 
 /* ---- p2pchunk.c: the pieces that NCCL cuts sends and receives into between nodes */

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/locate/locate.h"
 #include "engine/nic/nics.h"
 #include "util/ratelimit.h"
 

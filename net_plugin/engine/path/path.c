@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/message/message.h"
+#include "engine/path/path.h"
 #include "util/random.h"
 
 /* See core/pathstate.h. */

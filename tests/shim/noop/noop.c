@@ -15,7 +15,7 @@ static const char *const names[R2_API_COUNT] = {
 #define R2_COLL(name, since, kind, params, args) #name,
 #define R2_P2P(name, since, kind, params, args) #name,
 #define R2_OWN(name, since, ret, params) #name,
-#include "api/nccl.def"
+#include "nccl/nccl.def"
 };
 
 static atomic_long calls[R2_API_COUNT];
@@ -53,7 +53,7 @@ int noop_note(enum r2_api id)
 
 #define R2_OWN(name, since, ret, params) API ret name params;
 #include "../../pause.h"
-#include "api/nccl.def"
+#include "nccl/nccl.def"
 API int ncclBroadcast(const void *send, void *recv, size_t count, int type, int root,
                       r2_nccl_comm comm, r2_nccl_stream stream);
 

@@ -10,8 +10,8 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#include "api/ids.h"
-#include "api/nccl.h"
+#include "nccl/ids.h"
+#include "nccl/nccl.h"
 
 #define API __attribute__((visibility("default")))
 

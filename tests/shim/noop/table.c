@@ -24,4 +24,4 @@
     {                                                                                              \
         return noop_collective(R2_API_##name, comm);                                               \
     }
-#include "api/nccl.def"
+#include "nccl/nccl.def"

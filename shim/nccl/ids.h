@@ -1,6 +1,6 @@
 /* One number per function of nccl.def that has a wrapper. */
-#ifndef R2_API_IDS_H
-#define R2_API_IDS_H
+#ifndef R2_NCCL_IDS_H
+#define R2_NCCL_IDS_H
 
 enum r2_api {
 #define R2_PLAIN(name, since, params, args) R2_API_##name,
@@ -9,7 +9,7 @@ enum r2_api {
 #define R2_COLL(name, since, kind, params, args) R2_API_##name,
 #define R2_P2P(name, since, kind, params, args) R2_API_##name,
 #define R2_OWN(name, since, ret, params) R2_API_##name,
-#include "api/nccl.def"
+#include "nccl/nccl.def"
     R2_API_COUNT
 };
 
@@ -19,8 +19,5 @@ extern const int r2_api_since[R2_API_COUNT];
 
 /* The number of a name, or -1. */
 int r2_api_find(const char *name);
-
-/* The wrapper. */
-void *r2_api_wrapper(enum r2_api id);
 
 #endif

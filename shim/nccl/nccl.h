@@ -2,8 +2,8 @@
  * docs/shim.md. Everything that NCCL hands out or takes is a pointer or a number here; only the
  * unique id, which is passed by value, and the head of the configuration have a shape.
  */
-#ifndef R2_API_NCCL_H
-#define R2_API_NCCL_H
+#ifndef R2_NCCL_NCCL_H
+#define R2_NCCL_NCCL_H
 
 #include <limits.h>
 #include <stdbool.h>

@@ -1,7 +1,7 @@
 /* The table of functions as data. */
 #include <string.h>
 
-#include "api/ids.h"
+#include "nccl/ids.h"
 
 const char *const r2_api_names[R2_API_COUNT] = {
 #define R2_PLAIN(name, since, params, args) #name,
@@ -10,7 +10,7 @@ const char *const r2_api_names[R2_API_COUNT] = {
 #define R2_COLL(name, since, kind, params, args) #name,
 #define R2_P2P(name, since, kind, params, args) #name,
 #define R2_OWN(name, since, ret, params) #name,
-#include "api/nccl.def"
+#include "nccl/nccl.def"
 };
 
 const int r2_api_since[R2_API_COUNT] = {
@@ -20,7 +20,7 @@ const int r2_api_since[R2_API_COUNT] = {
 #define R2_COLL(name, since, kind, params, args) since,
 #define R2_P2P(name, since, kind, params, args) since,
 #define R2_OWN(name, since, ret, params) since,
-#include "api/nccl.def"
+#include "nccl/nccl.def"
 };
 
 int r2_api_find(const char *name)
