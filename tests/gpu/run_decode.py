@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""What the network costs a step of tensor parallel inference: small AllReduces with matrix products
+between them, in one CUDA graph, as vLLM decodes. NCCL's sockets and R2CCL in turn.
+
+    run_decode.py --variants sockets,r2ccl,asleep=r2ccl:R2CCL_SPIN=0 --rate 4gbit
+
+Two nodes, one rank each. A step is 16 AllReduces of ROWS x 1024 bfloat16. It is timed back to back,
+1 ms apart (a scheduler's pause), and with a prompt's 16 AllReduces of 1 MiB before every fourth.
+Prints the median and the 90th percentile in ms; compare ratios of one run only.
+Exit code 0: all ran; 1: not; 2: usage, or something is missing. --backend gloo: no GPU, no graph.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import transports
+from beds import LabBed, LabError, lab_bed
+from jobs import Job, gpu_count, shape_for
+from run_nccl_tests import end_on_term, say, words
+
+from r2ccl_ctl.lab import parse_rate
+
+DIM, REDUCES, PRODUCTS = 1024, 16, 3
+ROWS = (1, 8, 32)
+PROMPT_ROWS, PROMPT_EVERY = 512, 4
+WARM = 20
+STATES = ("back to back", "1 ms apart", "after prompts")
+
+
+class Rank:
+    """One of two; `step(rows)` is a graph where there is a GPU."""
+
+    def __init__(self, backend: str) -> None:
+        self.torch: Any = importlib.import_module("torch")
+        self.cuda = backend == "nccl"
+        if self.cuda:
+            self.torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        self.device = "cuda" if self.cuda else "cpu"
+        self.torch.distributed.init_process_group(backend)
+        self.weight = self._ones(DIM) * 0.001
+        self.prompt_data = self._ones(PROMPT_ROWS)
+
+    def _ones(self, rows: int) -> Any:
+        return self.torch.ones(rows, DIM, device=self.device, dtype=self.torch.bfloat16)
+
+    def sync(self) -> None:
+        if self.cuda:
+            self.torch.cuda.synchronize()
+
+    def step(self, rows: int) -> Callable[[], Any]:
+        x = self._ones(rows)
+
+        def body() -> None:
+            for _ in range(REDUCES):
+                y = x
+                for _ in range(PRODUCTS):
+                    y = y @ self.weight
+                self.torch.distributed.all_reduce(y)
+
+        body()
+        if not self.cuda:
+            return body
+        self.sync()
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph, capture_error_mode="relaxed"):
+            body()
+        replay: Callable[[], Any] = graph.replay
+        return replay
+
+    def prompt(self) -> None:
+        for _ in range(REDUCES):
+            self.torch.distributed.all_reduce(self.prompt_data)
+        self.sync()
+
+    def times(self, step: Callable[[], Any], count: int, state: str) -> list[float]:
+        """Median and 90th percentile of `count` steps, ms."""
+        took = []
+        for k in range(count):
+            if state == STATES[2] and k % PROMPT_EVERY == 0:
+                self.prompt()
+            if state != STATES[0]:
+                time.sleep(0.001)
+            began = time.perf_counter()
+            step()
+            self.sync()
+            took.append((time.perf_counter() - began) * 1e3)
+        return [round(statistics.median(took), 3), round(sorted(took)[count * 9 // 10], 3)]
+
+
+def be_a_rank(backend: str, count: int) -> None:
+    rank = Rank(backend)
+    for rows in ROWS:
+        step = rank.step(rows)
+        for _ in range(WARM):
+            step()
+        rank.sync()
+        for state in STATES:
+            found = rank.times(step, count, state)
+            if os.environ["RANK"] == "0":
+                print(json.dumps({"rows": rows, "state": state, "ms": found}), flush=True)
+    rank.torch.distributed.barrier()
+    rank.sync()
+    os._exit(0)  # a graph that holds NCCL's communicator keeps PyTorch from destroying it
+
+
+def run(bed: LabBed, opts: argparse.Namespace, name: str) -> list[dict[str, Any]]:
+    variant = transports.parse_variant(name)
+    env = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": bed.oob}
+    gpus = gpu_count() if opts.backend == "nccl" else 0
+    if gpus:
+        env |= transports.transport_env(variant, bed.nic_prefix, bed.oob)
+    argv = [opts.python, __file__, "--inside", "--backend", opts.backend, "--steps",
+            str(opts.steps)]
+    job = Job(bed, shape_for(bed.nodes, 1, gpus), argv, env)
+    job.start()
+    ended = job.wait(opts.timeout)
+    rows = [json.loads(text) for _, text in ended.lines if text.startswith('{"rows"')]
+    if not ended.ok or len(rows) < len(ROWS) * len(STATES):
+        say(f"decode {variant.name}: FAILED, codes {ended.codes}\n{ended.tail()}")
+        return []
+    for row in rows:
+        say(f"| {variant.name} | {row['rows']} | {row['state']} | {row['ms'][0]}, {row['ms'][1]} |")
+    return [row | {"variant": variant.name} for row in rows]
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--variants", type=words, default=["sockets", "r2ccl"],
+                   help=f"of {','.join(transports.VARIANTS)}, or NAME=BASE:KEY=VALUE")
+    p.add_argument("--nics", type=int, default=2, help="NICs per node")
+    p.add_argument("--rate", default="4gbit", help="of each NIC, or none")
+    p.add_argument("--steps", type=int, default=150, help="of each state")
+    p.add_argument("--turns", type=int, default=1, help="how often each variant runs")
+    p.add_argument("--timeout", type=float, default=60.0, help="seconds for one job")
+    p.add_argument("--backend", choices=("nccl", "gloo"), default="nccl",
+                   help="gloo on CPUs only tries the script itself")
+    p.add_argument("--python", default=os.environ.get("GPU_PYTHON", sys.executable))
+    p.add_argument("--json", default=None, metavar="FILE")
+    p.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    return p.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    opts = parse_args(argv)
+    if opts.inside:
+        be_a_rank(opts.backend, opts.steps)
+    end_on_term()
+    found: list[list[dict[str, Any]]] = []
+    try:
+        if opts.backend == "nccl" and gpu_count() == 0:
+            raise ValueError("no NVIDIA GPU on this machine (no /dev/nvidia0)")
+        with lab_bed(2, opts.nics, rate=parse_rate(opts.rate)) as bed:
+            say("| transport | rows | state | ms: median, p90 |\n|---|---|---|---|")
+            found = [run(bed, opts, name) for _ in range(opts.turns) for name in opts.variants]
+    except (transports.TransportError, LabError, ValueError) as err:
+        print(f"run_decode: {err}", file=sys.stderr)
+        return 2
+    if opts.json:
+        Path(opts.json).write_text(json.dumps({"schema": 1, "rows": sum(found, [])}, indent=1))
+    return 0 if all(found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
