@@ -381,8 +381,9 @@ enum r2_seg_verb {
 
 /* A new kind needs: a line here, and R2_SEG_FAULT_LAST below. In io/fault.c r2_fault_kinds, names,
  * r2_fault_kind, r2_fault_allow, r2_fault_unmoved and r2_fault_text. KINDS, KINDS_HELP and
- * parse_kind in r2ccl_ctl/faults.py. With a value also r2_seg_command, and check_fault and check in
- * control/commands.c. Its words in docs/failures.md. */
+ * parse_kind in r2ccl_ctl/faults.py. With a value also r2_seg_command, r2_control_cmd, r2_fault,
+ * check_fault and check in control/commands.c, fail_nic in engine/nic/niccmd.c, Command in
+ * r2ccl_ctl/control.py, and who calls parse_kind. Its words in docs/failures.md. */
 enum r2_seg_fault {
     R2_SEG_FAULT_NONE = 0,
     R2_SEG_FAULT_BLACKHOLE, /* bytes vanish, nothing answers or is reported */

@@ -126,7 +126,7 @@ struct r2_agree {
     uint64_t tell_ns;                /* tell all others (again) then; UINT64_MAX: no need */
 };
 
-/* Member lock held. An abort of what is being destroyed changes nothing. */
+/* Member lock held. An abort of what is being destroyed leaves it so. */
 static inline void r2_agree_live(struct r2_agree *a, enum r2_agree_life next)
 {
     a->life = next > a->life ? next : a->life;

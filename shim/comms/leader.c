@@ -185,7 +185,7 @@ static void end_unequal(struct r2_leader *l, int rank)
              (unsigned long long)d->number - 1, (unsigned long long)d->taken_bytes,
              d->first ? 0 : rank, left, d->first ? rank : 0);
     R2_WARN("communicator %016llx: %s. All ranks must give the same count, type and operation, in "
-            "the same order, and all or none in a group",
+            "the same order, and all or none in a group or by ncclAllReduceConfig",
             (unsigned long long)l->comm->id, line);
     r2_watch_journal_failed(line);
     r2_comms_broken(l->comm, "ranks gave AllReduces that are not the same");

@@ -75,7 +75,7 @@ static bool follow_take(struct r2_follow *f, const uint64_t *word, enum r2_vote_
                         int *result)
 {
     int type = (int)word[R2_WORD_TYPE];
-    uint64_t bytes = word[R2_WORD_COUNT] * r2_nccl_type_size(type);
+    uint64_t bytes = r2_vote_bytes(word);
     bool ours = f->vote && r2_vote_takes(f->vote, word, how);
 
     /* NCCL runs the others under every plan. Their times would say nothing about a plan. */

@@ -14,9 +14,9 @@
 #include "device/copies.h"
 #include "device/device.h"
 #include "direct/direct.h"
-#include "direct/sizes.h"
 #include "plan/plan.h"
 #include "plan/schedule.h"
+#include "plan/sizes.h"
 #include "real/nest.h"
 #include "real/real.h"
 #include "reduce/reduce.h"
@@ -746,8 +746,7 @@ static void say_left_out(struct r2_vote *v, const char *what)
         R2_INFO("%s", line);
 }
 
-/* At least: a type that we do not know has one byte. */
-static uint64_t bytes_of(const uint64_t *word)
+uint64_t r2_vote_bytes(const uint64_t *word)
 {
     size_t size = r2_nccl_type_size((int)word[R2_WORD_TYPE]);
 
@@ -758,7 +757,7 @@ bool r2_vote_takes(struct r2_vote *v, const uint64_t *word, enum r2_vote_call ho
 {
     const char *why;
 
-    if (!in_plan(v, bytes_of(word)) || r2_vote_refused(v))
+    if (!in_plan(v, r2_vote_bytes(word)) || r2_vote_refused(v))
         return false;
     why = uncovered(v, word, how);
     if (why)

@@ -68,11 +68,15 @@ void r2_vote_follow(struct r2_vote *v, const void *object, uint64_t epoch, uint6
 
 /* NCCL refuses what comes while it is suspended, and after a revoke. */
 bool r2_vote_refused(struct r2_vote *v);
-/* Whether an AllReduce is R2CCL's. It follows from the plan in force, the vote and the call: its
- * arguments, whether it is in a group, and whether it is captured into a graph, which NCCL asks to
- * be the same on all ranks. So the answer is the same, too. May wait for the vote. The first one
- * that a plan would take but for the call's sake is named in the log. Then: runs it. */
+/* Of ncclAllReduce, between ncclGroupStart and ncclGroupEnd, of ncclAllReduceConfig. */
 enum r2_vote_call { R2_VOTE_PLAIN, R2_VOTE_GROUPED, R2_VOTE_CONFIGURED };
+/* At least: an element of a type that we do not know has one byte. */
+uint64_t r2_vote_bytes(const uint64_t *word);
+/* Whether an AllReduce is R2CCL's. It follows from the plan in force, the vote and the call: its
+ * arguments, whether it is in a group or of ncclAllReduceConfig, and whether it is captured into a
+ * graph, which NCCL asks to be the same on all ranks. So the answer is the same, too. May wait for
+ * the vote. The first one that a plan would take but for the call's sake is named in the log. Then:
+ * runs it. */
 bool r2_vote_takes(struct r2_vote *v, const uint64_t *word, enum r2_vote_call how);
 int r2_vote_run(struct r2_vote *v, const uint64_t *word);
 

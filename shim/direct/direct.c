@@ -10,8 +10,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "direct/sizes.h"
 #include "nccl/nccl.h"
+#include "plan/sizes.h"
 #include "reduce/reduce.h"
 #include "util/clock.h"
 #include "util/lock.h"

@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "plan/sizes.h"
+
 struct flight {
     struct r2_step step; /* its `after` and `round` count those of all operations */
     size_t len;
@@ -412,13 +414,13 @@ int r2_exec_new(struct r2_exec **out, const struct r2_exec_config *config)
     int rc = -ENOMEM;
 
     *out = NULL;
-    if (config->n_slots < r2_exec_round(config->p) || config->piece == 0)
+    if (config->n_slots < r2_sizes_round(config->p) || config->piece == 0)
         return -EINVAL;
     x = calloc(1, sizeof(*x));
     if (!x)
         return -ENOMEM;
     x->config = *config;
-    x->rounds = (uint64_t)(config->n_slots / r2_exec_round(config->p));
+    x->rounds = (uint64_t)(config->n_slots / r2_sizes_round(config->p));
     x->rows = x->rounds * (uint64_t)config->p;
     for (x->room = 1; x->room < (int)x->rows; x->room *= 2)
         ;

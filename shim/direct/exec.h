@@ -65,12 +65,6 @@ static inline bool r2_exec_lands(const struct r2_step *step)
     return step->up < 0 || step->down >= 0;
 }
 
-/* Slots that a round of `direct` needs. */
-static inline int r2_exec_round(int p)
-{
-    return 2 * p - 1;
-}
-
 /* So many such rounds must fit into the slots for a schedule of this kind. */
 static inline int r2_exec_least(enum r2_schedule_kind kind)
 {

@@ -7,6 +7,7 @@
 
 #include "plan/schedule.h"
 #include "plan/shard.h"
+#include "plan/sizes.h"
 
 #define MAGIC UINT32_C(0x34504352)
 #define HEALTHY 0.999
@@ -16,9 +17,6 @@
 /* As measured with GPUs on one host; docs/measurements.md has how far times are from the model. */
 #define HOP_NS 20e3
 #define MESSAGE_NS 2e3
-/* The executor's pieces (direct/sizes.c). */
-#define PIECE_LEAST ((size_t)32 << 10)
-#define PIECE_MOST ((size_t)128 << 10)
 
 const char *r2_plan_name(enum r2_plan_schedule schedule)
 {
@@ -108,12 +106,8 @@ static void to_shard(const struct r2_plan_input *in, struct r2_shard_input *mode
 
         nodes[i] = (struct r2_shard_node){.out = rate, .in = rate};
     }
-    *model = (struct r2_shard_input){.p = in->p,
-                                     .nodes = nodes,
-                                     .bytes = in->bytes,
-                                     .piece = PIECE_LEAST,
-                                     .hop_ns = HOP_NS,
-                                     .message_ns = MESSAGE_NS};
+    *model = (struct r2_shard_input){
+        .p = in->p, .nodes = nodes, .bytes = in->bytes, .hop_ns = HOP_NS, .message_ns = MESSAGE_NS};
 }
 
 static void count_degraded(struct r2_plan_choice *c, const struct r2_plan_input *in)
@@ -124,11 +118,19 @@ static void count_degraded(struct r2_plan_choice *c, const struct r2_plan_input 
     }
 }
 
+static size_t executor_piece(const struct r2_shard_input *model, const uint32_t *weights)
+{
+    size_t slot = r2_sizes_slot(r2_sizes_memory(model->p), model->p);
+
+    return r2_sizes_piece(slot, model->p, model->bytes, weights);
+}
+
 static double direct_ns(const struct r2_shard_input *model, const uint32_t *weights)
 {
     struct r2_shard_input with = *model;
 
-    with.piece = r2_shard_piece(model, weights, PIECE_LEAST, PIECE_MOST);
+    if (model->p > 1)
+        with.piece = executor_piece(model, weights);
     return r2_shard_ns(&with, weights);
 }
 

@@ -122,23 +122,3 @@ double r2_shard_r2ccl_ns(const struct r2_shard_input *in, int slow, uint32_t tai
 
     return 1e9 * (fmax(all, most) + last) + (2 * (p - 1) + p) * in->hop_ns;
 }
-
-size_t r2_shard_piece(const struct r2_shard_input *in, const uint32_t *weights, size_t least,
-                      size_t most)
-{
-    struct r2_shard_input with = *in;
-    double best = INFINITY;
-    size_t found = least;
-
-    for (size_t piece = least; piece <= most; piece *= 2) {
-        double ns;
-
-        with.piece = piece;
-        ns = r2_shard_ns(&with, weights);
-        if (ns < best) {
-            best = ns;
-            found = piece;
-        }
-    }
-    return found;
-}

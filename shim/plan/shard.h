@@ -50,9 +50,4 @@ uint32_t r2_shard_tail(const struct r2_shard_input *input, int slow);
 double r2_shard_r2ccl_ns(const struct r2_shard_input *input, int slow, uint32_t tail,
                          unsigned int chunks);
 
-/* The power of two from `least` to `most` that makes `direct` fastest. Small pieces fill the ports
- * soon; large ones are fewer. */
-size_t r2_shard_piece(const struct r2_shard_input *input, const uint32_t *weights, size_t least,
-                      size_t most);
-
 #endif

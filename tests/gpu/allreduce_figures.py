@@ -66,7 +66,8 @@ def lower(size: int, bandwidths: Sequence[float]) -> float:
 
 
 def published(size: int, bandwidths: Sequence[float]) -> float | None:
-    """R2CCL-AllReduce by its authors' formula, with 16 chunks; None where not one node is slow."""
+    """R2CCL-AllReduce by its authors' formula, with 16 chunks; None where no node is slower than
+    all others."""
     least, *others = sorted(bandwidths)
     if not others or least == others[0]:
         return None

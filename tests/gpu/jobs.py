@@ -76,19 +76,20 @@ def gpu_count() -> int:
 
 PROBE = """
 import ctypes, sys
-cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
-sys.exit(cuda.cuInit(0) != 0 or any(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu)
-                                    for gpu in range(int(sys.argv[1]))))
+cuda, context, gpus = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_int()
+sys.exit(cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(gpus)) != 0
+         or any(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu)
+                for gpu in range(gpus.value)))
 """
 
 
 def gpu_free_again(limit: float = 30.0) -> float:
     """Waits until a process can use all GPUs: MPS refuses for a while after a client was killed.
     Returns the seconds; at most about `limit`."""
-    began, good, gpus = time.monotonic(), 0, gpu_count()
-    while gpus and good < 2 and time.monotonic() < began + limit:
-        done = subprocess.run([sys.executable, "-c", PROBE, str(gpus)], capture_output=True,
-                              timeout=limit, check=False)
+    began, good = time.monotonic(), 0
+    while gpu_count() and good < 2 and time.monotonic() < began + limit:
+        done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, timeout=limit,
+                              check=False)
         good = good + 1 if done.returncode == 0 else 0
         time.sleep(0.3)
     return time.monotonic() - began

@@ -148,8 +148,8 @@ def read_curve(ended: Ended) -> Curve:
 
 
 def usual_steps(ends: Sequence[float], events: Sequence[float]) -> list[float | None]:
-    """Median milliseconds of a step before, between and after the events, each without its first
-    three steps; None where too few are left. Both are monotonic seconds."""
+    """Median milliseconds of a step before, between and after the events. Left out: a step that
+    spans an event, and three more. None where too few are left. Both are monotonic seconds."""
     found: list[float | None] = []
     for begin, end in itertools.pairwise([0.0, *events, float("inf")]):
         own = [t for t in ends if begin <= t < end]

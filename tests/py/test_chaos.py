@@ -76,7 +76,7 @@ def test_operator_is_answered_while_every_path_is_silent(build: Build, lab: Lab)
 def holding(up: int, beside: int = 44, peers: int = 5) -> held.Held:
     """A rank of 6, on 4 NICs with 4 lanes each path, of which that many are up."""
     sockets = held.of_paths(up, [4, 0, 2], peers, chaos.NICS)
-    return held.Held(beside + 5 * up, sockets, threads=20, mib=100)
+    return held.Held(beside + 5 * up - sockets, threads=20, mib=100)
 
 
 def test_paths_that_a_job_may_have_are_no_leak() -> None:
@@ -92,14 +92,10 @@ def test_descriptors_of_no_path_are_a_leak(up: int) -> None:
     start, none = holding(8), held.granted(plans=False, cuda=False)
     most = 44 + held.FDS_OVER_START
     assert holding(up, beside=most).over(start, none) == []
-    assert holding(up, beside=most + 1).over(start, none) == [
-        f"fds beside paths: 44, then {most + 1}"
-    ]
+    assert holding(up, beside=most + 1).over(start, none) == [f"fds: 44, then {most + 1}"]
 
 
 def test_more_paths_than_pairs_of_nics_are_a_leak() -> None:
     start, none = holding(8, peers=1), held.granted(plans=False, cuda=False)
     assert holding(2 * chaos.NICS**2, peers=1).over(start, none) == []
-    assert holding(2 * chaos.NICS**2 + 5, peers=1).over(start, none) == [
-        "fds beside paths: 44, then 69"
-    ]
+    assert holding(2 * chaos.NICS**2 + 5, peers=1).over(start, none) == ["fds: 44, then 69"]

@@ -9,9 +9,9 @@ loopback`). Round n draws everything from seed + n, which the variant and verify
 that fails prints its own command. Faults: links down, flapping links, black holes of each
 direction, loss, slow links, cut pairs, faults inside the engine, drained and weighted NICs, stopped
 ranks, and now and then every NIC of a node away and one given back.
-What the ranks hold (descriptors, threads, memory) is looked at all the while: at the end it may be
-no more than at the start and a bit, and the line of a round says what the second half of it held
-over the first; in a round of held.LONG_S or more that is bounded, too.
+What the ranks hold (descriptors beside the sockets of paths that are up, threads, memory) is looked
+at all the while. At the end it may be no more than at the start and a bit. The line of a round says
+what its second half held over the first; in a round of held.LONG_S or more that is bounded, too.
 `--nccl DIR` takes the real NCCL of that folder: one rank per node, which share the GPUs there are
 (and had better have MPS; tests/gpu/README.md). `--plans`: under libr2ccl.so, with plans that change
 as often as they can; the communicators they keep are few, and what these hold is granted.
@@ -49,6 +49,7 @@ from failover_bed import PerfJob, Side, running_perf  # noqa: E402
 from held import (  # noqa: E402
     SETTLE_S,
     Held,
+    at_start,
     granted,
     highest,
     look,
@@ -420,7 +421,7 @@ def round_of(build: Build, seed: int, lab: Lab | None, seconds: float, under: Un
         monkey = Monkey(rnd, job, lab)
         try:
             job.moving()
-            start = look(job)
+            start = at_start(job)
             trouble(job, monkey, seconds)
             may = under.granted(spec["per_node"])
             grown = settled(job, start, may)

@@ -27,10 +27,9 @@ FDS_OVER_FIRST_HALF, MIB_OVER_FIRST_HALF = 54, 48
 
 
 class Held(NamedTuple):
-    """What a process holds. sockets: those of the fds that its paths account for."""
+    """What a process holds. fds: those that no path accounts for."""
 
     fds: int
-    sockets: int
     threads: int
     mib: int
 
@@ -39,28 +38,22 @@ class Held(NamedTuple):
         now = side.snapshot()
         base = Path(f"/proc/{side.pid}")
         pages = int((base / "statm").read_text().split()[1])
+        sockets = of_paths(
+            now.gauges["paths_up"], (path.streams for path in now.paths), peers, len(now.nics)
+        )
         return cls(
-            len(list((base / "fd").iterdir())),
-            of_paths(
-                now.gauges["paths_up"], (path.streams for path in now.paths), peers, len(now.nics)
-            ),
+            len(list((base / "fd").iterdir())) - sockets,
             len(list((base / "task").iterdir())),
             pages * os.sysconf("SC_PAGE_SIZE") >> 20,
         )
 
-    @property
-    def beside(self) -> int:
-        """Descriptors that are no path's."""
-        return self.fds - self.sockets
-
     def over(self, start: Held, granted: Held) -> list[str]:
         """What is more than a job may grow by, and than is granted, a line each."""
-        rows = (
-            ("fds beside paths", start.beside, self.beside, FDS_OVER_START + granted.fds),
-            ("threads", start.threads, self.threads, THREADS_OVER_START + granted.threads),
-            ("mib", start.mib, self.mib, MIB_OVER_START + granted.mib),
-        )
-        return [f"{what}: {was}, then {now}" for what, was, now, more in rows if now > was + more]
+        usual = (FDS_OVER_START, THREADS_OVER_START, MIB_OVER_START)
+        rows = zip(self._fields, start, self, usual, granted, strict=True)
+        return [
+            f"{what}: {was}, then {now}" for what, was, now, a, b in rows if now > was + a + b
+        ]
 
 
 def of_paths(up: int, streams: Iterable[int], peers: int, nics: int) -> int:
@@ -78,12 +71,23 @@ def look(job: PerfJob) -> list[Held]:
         return []
 
 
+def at_start(job: PerfJob) -> list[Held]:
+    """What every rank holds once its first paths are up: rows are a tenth of a second old."""
+    end, before = time.monotonic() + SETTLE_S, look(job)
+    while True:
+        time.sleep(0.3)
+        now = look(job)
+        if time.monotonic() > end or [h.fds for h in now] == [h.fds for h in before]:
+            return now
+        before = now
+
+
 def granted(plans: bool, cuda: bool, per_node: int = 1) -> Held:
     """What a rank may hold beyond a job's growth that has plans, or uses GPUs."""
     more = 1 if plans else 0
     mib = MIB_PER_PLAN * more + (MIB_OF_CUDA if cuda else 0)
     threads = THREADS_PER_PLAN + (THREADS_OF_NODE if per_node > 1 else 0)
-    return Held(FDS_PER_PLAN * more, 0, threads * more, mib)
+    return Held(FDS_PER_PLAN * more, threads * more, mib)
 
 
 def over(now: list[Held], start: list[Held], more: Held) -> list[str]:
@@ -109,7 +113,7 @@ def second_half(looks: list[list[Held]]) -> list[Held]:
 
 def still_growing(looks: list[list[Held]], seconds: float) -> list[str]:
     """What some rank held more in the second half of a long round than it may, a line each."""
-    limit = Held(FDS_OVER_FIRST_HALF, FDS_OVER_FIRST_HALF, THREADS_OVER_START, MIB_OVER_FIRST_HALF)
+    limit = Held(FDS_OVER_FIRST_HALF, THREADS_OVER_START, MIB_OVER_FIRST_HALF)
     return [
         f"{what}: {more} more in the second half than in the first"
         for held in (second_half(looks) if seconds >= LONG_S else [])

@@ -12,10 +12,10 @@
 
 #include "check.h"
 #include "direct/exec.h"
-#include "direct/sizes.h"
 #include "engine/core/pathrate.h"
 #include "engine/core/sched_next.h"
 #include "plan/shard.h"
+#include "plan/sizes.h"
 #include "sim_events.h"
 #include "util/random.h"
 

@@ -14,7 +14,7 @@ static struct end {
     bool knows; /* any token */
     enum r2_agree_stage at_frame;
     int frames, closed, refused;
-} a, b;
+} ends[32], *a, *b; /* each is used once, since a process's network never ends */
 
 static bool on_frame(void *user, const struct r2_agree_conn *c, const struct r2_agree_frame *f,
                      const uint8_t *payload)
@@ -45,15 +45,17 @@ static void on_close(void *user, const uint8_t process[16])
     ((struct end *)user)->closed++;
 }
 
-static void begin(struct end *end, char name, bool known)
+static struct end *begin(char name, bool known)
 {
+    static int used;
+    struct end *end = &ends[used++];
     struct sockaddr_in sa = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof(sa);
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
     CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&sa, len) == 0 && listen(fd, 8) == 0);
     CHECK_EQ(getsockname(fd, (struct sockaddr *)&sa, &len), 0);
-    *end = (struct end){.knows = known};
+    end->knows = known;
     end->net.self.addr = (struct r2_agree_addr){4, ntohs(sa.sin_port), {127, 0, 0, 1}};
     memset(end->net.self.process, name, sizeof(end->net.self.process));
     end->net.on_frame = on_frame;
@@ -62,6 +64,7 @@ static void begin(struct end *end, char name, bool known)
     end->net.on_close = on_close;
     end->net.user = end;
     CHECK_EQ(r2_agree_net_init(&end->net, fd), 0);
+    return end;
 }
 
 static void send_one(struct end *from, const struct end *to)
@@ -96,69 +99,69 @@ static bool has_none(struct end *end)
 
 TEST(from_stage_to_stage)
 {
-    begin(&a, 'A', true);
-    begin(&b, 'B', true);
-    send_one(&a, &b);
-    CHECK_EQ(conn(&a)->stage, R2_CONN_CONNECTING);
-    AWAIT(is_at(&a, R2_CONN_OPEN)); /* nobody has accepted it */
-    CHECK_EQ(a.net.strangers, 0);   /* it knows whom it called */
-    AWAIT(is_at(&b, R2_CONN_TRUSTED));
-    CHECK(b.frames == 1 && b.at_frame == R2_CONN_NAMED);
-    CHECK_EQ(b.net.strangers, 0);
-    AWAIT(is_at(&a, R2_CONN_NAMED));
-    send_one(&b, &a); /* the way that there is, by the name that it has shown */
-    AWAIT(is_at(&a, R2_CONN_TRUSTED));
-    CHECK(conn(&a)->outgoing && !conn(&b)->outgoing);
-    shutdown(conn(&a)->fd, SHUT_RDWR);
-    AWAIT(has_none(&b));
-    AWAIT(has_none(&a));
-    CHECK(a.closed == 1 && b.closed == 1 && a.refused == 0);
+    a = begin('A', true);
+    b = begin('B', true);
+    send_one(a, b);
+    CHECK_EQ(conn(a)->stage, R2_CONN_CONNECTING);
+    AWAIT(is_at(a, R2_CONN_OPEN)); /* nobody has accepted it */
+    CHECK_EQ(a->net.strangers, 0); /* it knows whom it called */
+    AWAIT(is_at(b, R2_CONN_TRUSTED));
+    CHECK(b->frames == 1 && b->at_frame == R2_CONN_NAMED);
+    CHECK_EQ(b->net.strangers, 0);
+    AWAIT(is_at(a, R2_CONN_NAMED));
+    send_one(b, a); /* the way that there is, by the name that it has shown */
+    AWAIT(is_at(a, R2_CONN_TRUSTED));
+    CHECK(conn(a)->outgoing && !conn(b)->outgoing);
+    shutdown(conn(a)->fd, SHUT_RDWR);
+    AWAIT(has_none(b));
+    AWAIT(has_none(a));
+    CHECK(a->closed == 1 && b->closed == 1 && a->refused == 0);
 }
 
 /* Who was called may be late with a token that is not known any more. */
 TEST(a_friend_stays)
 {
-    begin(&a, 'A', false);
-    begin(&b, 'B', true);
-    send_one(&a, &b);
-    AWAIT(is_at(&a, R2_CONN_OPEN));
-    AWAIT(is_at(&b, R2_CONN_TRUSTED));
-    send_one(&b, &a);
-    WHILE_MS (5000, a.frames == 0)
-        r2_agree_net_turn(&a.net, 0);
-    CHECK_EQ(a.frames, 1);
-    CHECK(is_at(&a, R2_CONN_NAMED));
-    b.knows = false;
-    send_one(&a, &b);
-    WHILE_MS (5000, b.frames == 1)
-        r2_agree_net_turn(&b.net, 0);
-    CHECK_EQ(b.frames, 2);
-    CHECK(is_at(&b, R2_CONN_TRUSTED)); /* it has shown one before */
+    a = begin('A', false);
+    b = begin('B', true);
+    send_one(a, b);
+    AWAIT(is_at(a, R2_CONN_OPEN));
+    AWAIT(is_at(b, R2_CONN_TRUSTED));
+    send_one(b, a);
+    WHILE_MS (5000, a->frames == 0)
+        r2_agree_net_turn(&a->net, 0);
+    CHECK_EQ(a->frames, 1);
+    CHECK(is_at(a, R2_CONN_NAMED));
+    b->knows = false;
+    send_one(a, b);
+    WHILE_MS (5000, b->frames == 1)
+        r2_agree_net_turn(&b->net, 0);
+    CHECK_EQ(b->frames, 2);
+    CHECK(is_at(b, R2_CONN_TRUSTED)); /* it has shown one before */
 }
 
 TEST(a_stranger_goes)
 {
-    begin(&a, 'A', false);
-    begin(&b, 'B', false);
-    send_one(&a, &b);
-    AWAIT(is_at(&a, R2_CONN_OPEN));
-    AWAIT(is_at(&b, R2_CONN_OPEN));
-    CHECK_EQ(b.net.strangers, 1);
-    AWAIT(has_none(&b));
-    CHECK(b.frames == 1 && b.at_frame == R2_CONN_NAMED);
-    CHECK(b.closed == 0 && b.net.strangers == 0); /* anybody may say any name */
-    AWAIT(has_none(&a));
+    a = begin('A', false);
+    b = begin('B', false);
+    send_one(a, b);
+    AWAIT(is_at(a, R2_CONN_OPEN));
+    AWAIT(is_at(b, R2_CONN_OPEN));
+    CHECK_EQ(b->net.strangers, 1);
+    AWAIT(has_none(b));
+    CHECK(b->frames == 1 && b->at_frame == R2_CONN_NAMED);
+    CHECK(b->closed == 0 && b->net.strangers == 0); /* anybody may say any name */
+    AWAIT(has_none(a));
 }
 
 TEST(refused)
 {
-    begin(&a, 'A', true);
-    begin(&b, 'B', true);
-    close(b.net.listener);
-    send_one(&a, &b);
-    CHECK_EQ(conn(&a)->stage, R2_CONN_CONNECTING);
-    AWAIT(has_none(&a));
-    CHECK(a.refused == 1 && a.closed == 0 && a.net.strangers == 0);
+    a = begin('A', true);
+    b = begin('B', true);
+    close(b->net.listener);
+    send_one(a, b);
+    CHECK_EQ(conn(a)->stage, R2_CONN_CONNECTING);
+    AWAIT(has_none(a));
+    CHECK(a->refused == 1 && a->closed == 0 && a->net.strangers == 0);
 }
 
 /* A caller of `b` that says hello `hellos` times before the frame. */
@@ -167,7 +170,7 @@ static void call(int hellos)
     struct r2_agree_frame hello = {.kind = R2_FRAME_HELLO, .len = R2_AGREE_HELLO_BYTES};
     struct r2_agree_frame f = {.kind = R2_FRAME_CALL};
     struct sockaddr_in sa = {.sin_family = AF_INET,
-                             .sin_port = htons(b.net.self.addr.port),
+                             .sin_port = htons(b->net.self.addr.port),
                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     uint8_t text[R2_AGREE_HEADER + R2_AGREE_HELLO_BYTES];
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -175,25 +178,25 @@ static void call(int hellos)
     CHECK(fd >= 0 && connect(fd, (struct sockaddr *)&sa, sizeof(sa)) == 0);
     for (int i = 0; i < hellos; i++) {
         r2_agree_frame_encode(text, &hello);
-        r2_agree_hello_encode(text + R2_AGREE_HEADER, &a.net.self);
+        r2_agree_hello_encode(text + R2_AGREE_HEADER, &a->net.self);
         CHECK_EQ(send(fd, text, sizeof(text), 0), sizeof(text));
     }
     r2_agree_frame_encode(text, &f);
     CHECK_EQ(send(fd, text, R2_AGREE_HEADER, 0), R2_AGREE_HEADER);
-    AWAIT(is_at(&b, hellos == 1 ? R2_CONN_TRUSTED : R2_CONN_OPEN));
+    AWAIT(is_at(b, hellos == 1 ? R2_CONN_TRUSTED : R2_CONN_OPEN));
     if (hellos == 1)
         shutdown(fd, SHUT_RDWR);
-    AWAIT(has_none(&b));
-    CHECK(b.frames == (hellos == 1) && b.net.strangers == 0);
+    AWAIT(has_none(b));
+    CHECK(b->frames == (hellos == 1) && b->net.strangers == 0);
     close(fd);
 }
 
 /* Whatever is out of turn ends the connection. */
 TEST(one_hello)
 {
-    begin(&a, 'A', true);
+    a = begin('A', true);
     for (int hellos = 0; hellos < 3; hellos++) {
-        begin(&b, 'B', true);
+        b = begin('B', true);
         call(hellos);
     }
 }

@@ -6,6 +6,7 @@
 
 #include "direct/exec.h"
 #include "plan/schedule.h"
+#include "plan/sizes.h"
 
 #define P_MOST 12
 #define COUNT_MOST 4000
@@ -147,7 +148,7 @@ static void make(int p, size_t piece, int rounds)
     for (int r = 0; r < p; r++) {
         struct rank *k = &ranks[r];
         struct r2_exec_config config = {
-            .p = p, .piece = piece, .n_slots = rounds * r2_exec_round(p), .ops = &ops, .user = k};
+            .p = p, .piece = piece, .n_slots = rounds * r2_sizes_round(p), .ops = &ops, .user = k};
 
         memset(k, 0, sizeof(*k));
         k->me = r;
@@ -305,7 +306,7 @@ TEST(one_kind_after_another)
 TEST(too_few_slots)
 {
     struct r2_exec_config config = {
-        .p = 4, .piece = 64, .n_slots = r2_exec_round(4) - 1, .ops = &ops};
+        .p = 4, .piece = 64, .n_slots = r2_sizes_round(4) - 1, .ops = &ops};
     struct r2_exec *x;
 
     CHECK_EQ(r2_exec_new(&x, &config), -EINVAL);

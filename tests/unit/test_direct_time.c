@@ -1,9 +1,9 @@
 /* How long a direct AllReduce takes against the lower bound, in virtual time over simulated ports
  * (rung 2): what the schedule, the pieces, the credit and the window cost. It cannot show what TCP,
  * the engine and several NICs add. */
-#include "direct/sizes.h"
 #include "direct_sim.h"
 #include "plan/shard.h"
+#include "plan/sizes.h"
 
 #define MIB ((uint64_t)1 << 20)
 #define NICS 2

@@ -247,7 +247,7 @@ static void on_log(int level, unsigned long flags, const char *file, int line, c
     va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
-    if (strstr(text, "is gone; requests that wait for it fail"))
+    if (strstr(text, "is given up; requests that wait for it fail"))
         atomic_fetch_add(&given_up, 1);
 }
 

@@ -3,9 +3,17 @@
  * test_engine_liveness.c's, who may say that word test_tcp_proof.c's. */
 #include "liveness_bed.h"
 
+/* With the state that it follows from: what happens to the NIC meanwhile derives it anew. */
 static void set_word(int nic, enum r2_nic_word word)
 {
-    atomic_store(&r2_eng.nic_state[nic].word, (unsigned char)word);
+    struct r2_nic_state *s = &r2_eng.nic_state[nic];
+
+    pthread_mutex_lock(&r2_eng.nic_lock);
+    s->health.state = word == R2_NIC_FAILED   ? R2_HEALTH_FAILED
+                      : word == R2_NIC_DAMPED ? R2_HEALTH_DAMPED
+                                              : R2_HEALTH_HEALTHY;
+    atomic_store(&s->word, (unsigned char)word);
+    pthread_mutex_unlock(&r2_eng.nic_lock);
 }
 
 /* Both are lost, with that word about NICs of ours (bits). What refuses (bits) does not prove at

@@ -42,6 +42,29 @@ TEST(half_of_one_node)
     CHECK(c.plan.from_bytes >= MIB && c.plan.from_bytes < 256 * MIB);
 }
 
+/* The more nodes, the smaller the executor's pieces; fast NICs wait for the cores. */
+TEST(messages_of_many_nodes)
+{
+    const struct {
+        int p;
+        double piece;
+    } cases[] = {{4, 128 << 10}, {10, 64 << 10}, {18, 32 << 10}, {34, 16 << 10}};
+
+    for (int k = 0; k < 4; k++) {
+        int p = cases[k].p;
+        struct r2_plan_node nodes[R2_PLAN_MOST];
+        struct r2_plan_input in = {.p = p, .nodes = nodes, .bytes = 1024 * MIB};
+        struct r2_plan_choice c;
+        double rounds = ceil(1024.0 * (1 << 20) / p / cases[k].piece);
+
+        for (int i = 0; i < p; i++)
+            nodes[i] = (struct r2_plan_node){1e15, 1};
+        r2_plan_choose(&c, &in);
+        CHECK_MSG(fabs(c.direct_ns / (rounds * 4 * (p - 1) * 2e3) - 1) < 0.01, "%d nodes: %.0f ns",
+                  p, c.direct_ns);
+    }
+}
+
 TEST(no_plan)
 {
     const double healthy[] = {1, 1, 1, 1}, two[] = {1, 0.5}, none[] = {1, 0, 1};

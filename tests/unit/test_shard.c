@@ -180,14 +180,3 @@ TEST(the_model_counts_what_the_schedule_sends)
     }
     NEAR(r2_shard_ns(&in, weights) / (worst * in.message_ns), 1, 0.01);
 }
-
-TEST(few_bytes_take_small_pieces_and_slow_messages_large_ones)
-{
-    struct r2_shard_input in = some(4, 1, 0.75, 64 * MIB);
-    uint32_t weights[4];
-
-    CHECK(r2_shard_weights(&in, weights));
-    CHECK_EQ(r2_shard_piece(&in, weights, 16 << 10, 512 << 10), 16 << 10);
-    in.message_ns = 1e6;
-    CHECK_EQ(r2_shard_piece(&in, weights, 16 << 10, 512 << 10), 512 << 10);
-}

@@ -86,5 +86,5 @@ void r2_peer_tell_gone(const struct r2_peer *p, const char *cause)
     /* Relaxed: a word about a word. The same process is a peer twice, for sending and receiving. */
     if (atomic_exchange_explicit(&told[id % TOLD], id, memory_order_relaxed) == id)
         return;
-    R2_TELL("peer %s is gone; requests that wait for it fail: %s", r2_peer_who(p, who), cause);
+    R2_TELL("peer %s is given up; requests that wait for it fail: %s", r2_peer_who(p, who), cause);
 }

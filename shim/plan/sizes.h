@@ -8,11 +8,17 @@
  *
  * All ranks must come to the same slot and piece.
  */
-#ifndef R2_DIRECT_SIZES_H
-#define R2_DIRECT_SIZES_H
+#ifndef R2_PLAN_SIZES_H
+#define R2_PLAN_SIZES_H
 
 #include <stddef.h>
 #include <stdint.h>
+
+/* Slots that a round of `direct` needs. */
+static inline int r2_sizes_round(int p)
+{
+    return 2 * p - 1;
+}
 
 #define R2_SIZES_CREDIT ((size_t)4 << 20) /* bytes posted on all lanes that receive */
 

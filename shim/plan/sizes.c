@@ -1,6 +1,6 @@
-#include "direct/sizes.h"
+#include "plan/sizes.h"
 
-#include "direct/exec.h"
+#include "plan/schedule.h"
 
 #define SLOT_MOST ((size_t)128 << 10)
 #define SLOT_LEAST ((size_t)16 << 10)
@@ -18,7 +18,7 @@
 
 size_t r2_sizes_memory(int p)
 {
-    size_t wanted = ROUNDS_AHEAD * (size_t)r2_exec_round(p) * SLOT_MOST;
+    size_t wanted = ROUNDS_AHEAD * (size_t)r2_sizes_round(p) * SLOT_MOST;
 
     return wanted < MEMORY_LEAST ? MEMORY_LEAST : wanted > MEMORY_MOST ? MEMORY_MOST : wanted;
 }
@@ -66,7 +66,7 @@ size_t r2_sizes_credit(int p, int rank, const uint32_t *weights, unsigned nics)
 
 size_t r2_sizes_slot(size_t memory, int p)
 {
-    size_t slot = SLOT_MOST, round = (size_t)r2_exec_round(p);
+    size_t slot = SLOT_MOST, round = (size_t)r2_sizes_round(p);
 
     while (slot > SLOT_LEAST && (memory / slot / round < ROUNDS || POSTED * slot > per_lane(p)))
         slot /= 2;
