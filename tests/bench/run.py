@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """All benchmarks: every figure beside its baseline, measured in turn in the same run.
 
+\b
     make bench                                    everything, about an hour on 2 cores
     make bench BENCH_ARGS=--smoke                 seconds of each, to see that the harness works
     .venv/bin/python tests/bench/run.py --only resume --runs 20
