@@ -68,7 +68,7 @@ def test_a_peer_that_is_given_up_is_told_once(build: Build) -> None:
         for nic in (A, B):
             pair.tx.fail(nic, "blackhole")
         pair.wait()
-        lines = re.findall(r"WARN NET/R2CCL: peer .* is gone; .*", pair.text())
+        lines = re.findall(r"WARN NET/R2CCL: peer .* is given up; .*", pair.text())
         assert lines and len(lines) == len(set(lines)) <= 2, str(pair)
         causes = [line.partition("fail: ")[2] for line in lines]
         assert all("R2CCL_NO_PATH_TIMEOUT" in cause or "gone" in cause for cause in causes), lines
