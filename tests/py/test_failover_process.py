@@ -132,7 +132,7 @@ def test_strangers(build: Build, seed: int) -> None:
                 descriptors(side.pid) <= was + 16
                 for side, was in zip(job.sides, before, strict=True)
             ),
-            8.0,
+            20.0,
         )
         assert not job.named("path-down", "connection-failed"), str(job)
         for side in job.sides:
