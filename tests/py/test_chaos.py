@@ -24,7 +24,6 @@ from r2ccl_ctl.lab import Lab, LabSpec
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "stress"))
 
 import chaos
-import held
 
 on_lab = pytest.mark.lab
 
@@ -71,31 +70,3 @@ def test_operator_is_answered_while_every_path_is_silent(build: Build, lab: Lab)
         job.finish()
     # The median: one look in 20 ms on an idle machine; a machine that stands still is no failure.
     assert statistics.median(took) < 0.5, sorted(took)
-
-
-def holding(up: int, beside: int = 44, peers: int = 5) -> held.Held:
-    """A rank of 6, on 4 NICs with 4 lanes each path, of which that many are up."""
-    sockets = held.of_paths(up, [4, 0, 2], peers, chaos.NICS)
-    return held.Held(beside + 5 * up - sockets, threads=20, mib=100)
-
-
-def test_paths_that_a_job_may_have_are_no_leak() -> None:
-    """Plans connect ranks that had no path to each other, with as many sockets as there are lanes.
-    Once 112 paths of a rank were up that had begun with 8, and that was called a leak."""
-    start, plans = holding(8), held.granted(plans=True, cuda=False)
-    for up in (112, 2 * 5 * chaos.NICS**2):
-        assert holding(up).over(start, plans) == []
-
-
-@pytest.mark.parametrize("up", [8, 112])
-def test_descriptors_of_no_path_are_a_leak(up: int) -> None:
-    start, none = holding(8), held.granted(plans=False, cuda=False)
-    most = 44 + held.FDS_OVER_START
-    assert holding(up, beside=most).over(start, none) == []
-    assert holding(up, beside=most + 1).over(start, none) == [f"fds: 44, then {most + 1}"]
-
-
-def test_more_paths_than_pairs_of_nics_are_a_leak() -> None:
-    start, none = holding(8, peers=1), held.granted(plans=False, cuda=False)
-    assert holding(2 * chaos.NICS**2, peers=1).over(start, none) == []
-    assert holding(2 * chaos.NICS**2 + 5, peers=1).over(start, none) == ["fds: 44, then 69"]

@@ -30,10 +30,3 @@ def test_rows_of_the_matrix_can_be_run() -> None:
     assert matrix.chosen([]) == list(matrix.ROWS)
     with pytest.raises(ValueError, match="choose from"):
         matrix.chosen(["windows"])
-
-
-def test_usual_steps_are_those_between_failures() -> None:
-    ends = [0.1 * k for k in range(11)] + [1.0 + 0.2 * k for k in range(1, 9)]
-    assert run_ddp.usual_steps(ends, [1.0]) == [100.0, 200.0]
-    assert run_ddp.usual_steps(ends, [0.35, 1.0]) == [None, 100.0, 200.0]
-    assert run_ddp.usual_steps([], []) == [None]

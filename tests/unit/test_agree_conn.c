@@ -76,6 +76,14 @@ static void send_one(struct end *from, const struct end *to)
         0);
 }
 
+/* A calls B; whether each knows any token. */
+static void meet(bool a_knows, bool b_knows)
+{
+    a = begin('A', a_knows);
+    b = begin('B', b_knows);
+    send_one(a, b);
+}
+
 /* The end's connection: it never has two. */
 static struct r2_agree_conn *conn(struct end *end)
 {
@@ -99,9 +107,7 @@ static bool has_none(struct end *end)
 
 TEST(from_stage_to_stage)
 {
-    a = begin('A', true);
-    b = begin('B', true);
-    send_one(a, b);
+    meet(true, true);
     CHECK_EQ(conn(a)->stage, R2_CONN_CONNECTING);
     AWAIT(is_at(a, R2_CONN_OPEN)); /* nobody has accepted it */
     CHECK_EQ(a->net.strangers, 0); /* it knows whom it called */
@@ -121,9 +127,7 @@ TEST(from_stage_to_stage)
 /* Who was called may be late with a token that is not known any more. */
 TEST(a_friend_stays)
 {
-    a = begin('A', false);
-    b = begin('B', true);
-    send_one(a, b);
+    meet(false, true);
     AWAIT(is_at(a, R2_CONN_OPEN));
     AWAIT(is_at(b, R2_CONN_TRUSTED));
     send_one(b, a);
@@ -141,9 +145,7 @@ TEST(a_friend_stays)
 
 TEST(a_stranger_goes)
 {
-    a = begin('A', false);
-    b = begin('B', false);
-    send_one(a, b);
+    meet(false, false);
     AWAIT(is_at(a, R2_CONN_OPEN));
     AWAIT(is_at(b, R2_CONN_OPEN));
     CHECK_EQ(b->net.strangers, 1);

@@ -1,6 +1,6 @@
-/* What the control segment shows of a damped path, over a scripted transport (rung 2): its penalty
- * while that fades, and when it is tried again. Half of a penalty fades in 1 s, a path is left
- * alone from its second failure on. */
+/* What the control segment shows of a path, over a scripted transport (rung 2): how many streams it
+ * has; of a damped one its penalty while that fades, and when it is tried again. Half of a penalty
+ * fades in 1 s, a path is left alone from its second failure on. */
 #include "check.h"
 #include "enginelib/remote.h"
 
@@ -65,6 +65,19 @@ TEST(penalty_and_reuse)
     FAKE_AWAIT(10000, !reuse_of(0));
     CHECK_GT(r2_now_ns(), first); /* not sooner than was said */
     CHECK(state_of(0) != R2_SEG_PATH_DAMPED);
+    remote_end(&r);
+}
+
+/* Lanes open one after the other; the path's weight stays. */
+TEST(streams)
+{
+    remote_new(&r, true, 2);
+    CHECK(remote_open(&r, 2));
+    for (unsigned n = 4; n > 0; n--) {
+        atomic_store(&fake_lanes, n);
+        FAKE_AWAIT(10000, __atomic_load_n(&row_of(0)->streams, __ATOMIC_RELAXED) == n);
+    }
+    atomic_store(&fake_lanes, 4);
     remote_end(&r);
 }
 

@@ -16,6 +16,7 @@ pthread_mutex_t fake_all_lock = PTHREAD_MUTEX_INITIALIZER;
 struct r2_ep *fake_all;
 unsigned fake_unregistered;
 _Atomic uint8_t fake_offers;
+atomic_uint fake_lanes = 4;
 atomic_uint fake_plain;
 atomic_uint fake_unreachable;
 atomic_bool fake_revoked;
@@ -295,7 +296,7 @@ static bool op_reached(struct r2_ep *ep)
 static unsigned op_lanes(struct r2_ep *ep)
 {
     (void)ep;
-    return 4;
+    return atomic_load(&fake_lanes);
 }
 
 static const struct r2_ep_params *op_params(const struct r2_ep *ep)

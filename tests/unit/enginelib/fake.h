@@ -69,6 +69,8 @@ extern unsigned fake_unregistered;
 extern _Atomic uint8_t fake_offers;
 /* Bit per NIC: it offers nothing of that. */
 extern atomic_uint fake_plain;
+/* Lanes that every endpoint says it has. */
+extern atomic_uint fake_lanes;
 /* Bit per transport: connect() finds nobody by it. */
 extern atomic_uint fake_unreachable;
 /* The last registration was given back with the word that its keys must be dead. */
