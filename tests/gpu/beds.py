@@ -38,11 +38,11 @@ class LabBed:
 
 @contextlib.contextmanager
 def lab_bed(nodes: int, nics: int, variant: str = "rail-only",
-            rate: int | None = None) -> Iterator[LabBed]:
-    """A lab, taken down at the end. rate: bits per second of each NIC, None unshaped. LabError
-    says what is missing."""
-    lab = Lab.up(LabSpec(nodes=nodes, nics=(nics,), rates=(rate,), name=f"gpu{os.getpid()}",
-                         variant=variant))
+            rate: int | None = None, number: int = 0) -> Iterator[LabBed]:
+    """A lab, taken down at the end. rate: bits per second of each NIC, None unshaped. number: a
+    process's labs at one time differ in it. LabError says what is missing."""
+    name = f"gpu{os.getpid()}" + (f"-{number}" if number else "")
+    lab = Lab.up(LabSpec(nodes=nodes, nics=(nics,), rates=(rate,), name=name, variant=variant))
     with lab:
         yield LabBed(lab)
 

@@ -5,8 +5,8 @@ between them, in one CUDA graph, as vLLM decodes. NCCL's sockets and R2CCL in tu
     run_decode.py --variants sockets,r2ccl,asleep=r2ccl:R2CCL_SPIN=0 --rate 4gbit
 
 Two nodes, one rank each. A step is 16 AllReduces of ROWS x 1024 bfloat16. It is timed back to back,
-1 ms apart (a scheduler's pause), and with a prompt's 16 AllReduces of 1 MiB before every fourth.
-Prints the median and the 90th percentile in ms; compare ratios of one run only.
+1 ms apart (a scheduler's pause), and with a prompt's 16 AllReduces of 1 MiB before every fourth;
+these are timed, too. Prints the median and the 90th percentile in ms; compare ratios of one run.
 Exit code 0: all ran; 1: not; 2: usage, or something is missing. --backend gloo: no GPU, no graph.
 """
 
@@ -83,18 +83,22 @@ class Rank:
         self.sync()
 
     def times(self, step: Callable[[], Any], count: int, state: str) -> list[float]:
-        """Median and 90th percentile of `count` steps, ms."""
-        took = []
+        """Median and 90th percentile of `count` steps, ms; of the prompts before them, if any."""
+        took: list[float] = []
+        prompts: list[float] = []
         for k in range(count):
             if state == STATES[2] and k % PROMPT_EVERY == 0:
+                began = time.perf_counter()
                 self.prompt()
+                prompts.append((time.perf_counter() - began) * 1e3)
             if state != STATES[0]:
                 time.sleep(0.001)
             began = time.perf_counter()
             step()
             self.sync()
             took.append((time.perf_counter() - began) * 1e3)
-        return [round(statistics.median(took), 3), round(sorted(took)[count * 9 // 10], 3)]
+        return [round(value, 3) for of in (took, prompts) if of
+                for value in (statistics.median(of), sorted(of)[len(of) * 9 // 10])]
 
 
 def be_a_rank(backend: str, count: int) -> None:
@@ -129,7 +133,8 @@ def run(bed: LabBed, opts: argparse.Namespace, name: str) -> list[dict[str, Any]
         say(f"decode {variant.name}: FAILED, codes {ended.codes}\n{ended.tail()}")
         return []
     for row in rows:
-        say(f"| {variant.name} | {row['rows']} | {row['state']} | {row['ms'][0]}, {row['ms'][1]} |")
+        say(f"| {variant.name} | {row['rows']} | {row['state']} | {row['ms'][0]}, {row['ms'][1]} |"
+            + (f" prompts {row['ms'][2]}, {row['ms'][3]} |" if len(row["ms"]) > 2 else ""))
     return [row | {"variant": variant.name} for row in rows]
 
 

@@ -4,6 +4,7 @@
     serving_figures.py --json s.json                 # 2 nodes, tensor parallel; about 330 s
     serving_figures.py --parallel pp --loads 2,6,12
     serving_figures.py --variants r2ccl --budget 170
+    serving_figures.py --turns 3 --variants sockets,r2ccl,again=r2ccl:R2CCL_LOG=warn
 
 Nodes are network namespaces whose NICs tc shapes; one rank each, on one GPU by MPS where there are
 fewer; a Llama of random weights. An open-loop client (open_loop.py) in node 0 asks at three loads:
@@ -12,6 +13,8 @@ its carrier for good. R2CCL serves on: figures of those requests, with the NIC l
 back. Sockets hang: they are watched for --hang seconds, killed, and started anew over the NICs that
 are left; the time to the first token is measured.
 "through the loss" has the requests that were in flight then, or came within 3 s after it.
+With --turns no NIC fails: one server for each variant, all up at once in labs of their own, are
+asked in turn, so that what the machine does meanwhile meets all of them.
 Times are milliseconds: compare ratios only. Exit code 0: R2CCL answered everything; 1: not.
 """
 
@@ -26,8 +29,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +272,33 @@ def theirs(run: Run, variant: transports.Variant) -> None:
         run.setup.bed.recover(0, nic)
 
 
+def by_turns(run: Run, beds: Sequence[Bed], gpus: int) -> None:
+    """A server of each variant in a lab of its own; the same loads to each, in turn."""
+    opts = run.opts
+
+    def begin(bed: Bed, name: str) -> Server | None:
+        own = replace(run, setup=setup_of(bed, opts, gpus))
+        try:
+            return Server(own, transports.parse_variant(name), {}, Path(folder) / "until")
+        except FiguresError as err:
+            run.found.problems.append(str(err))
+            return None
+
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        with ThreadPoolExecutor(len(beds)) as pool:
+            servers = [one for one in pool.map(begin, beds, opts.variants) if one]
+        for one in servers:
+            stack.callback(one.job.kill)
+            say(f"{one.name}: up after {one.start['seconds']} s, vLLM {one.start['vllm']}")
+        for one in servers:
+            one.ask(opts.loads[-1], opts.warm, 20.0)
+        for turn in range(1, opts.turns + 1):
+            for load in opts.loads:
+                for one in servers:
+                    if run.room(f"{one.name}, turn {turn}, {load:g}/s", opts.seconds + 5):
+                        one.phase(f"turn {turn}", load, opts.seconds)
+
+
 def line(row: Row) -> str:
     f = row.figures
 
@@ -295,6 +326,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
                    help=f"of {','.join(transports.VARIANTS)}, or NAME=BASE:KEY=VALUE")
     p.add_argument("--parallel", choices=("tp", "pp"), default="tp", help="over the nodes")
     p.add_argument("--loads", type=numbers, default=[5.0, 15.0, 30.0], help="requests a second")
+    p.add_argument("--turns", type=int, default=0, help="healthy only, all variants in turn")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--seconds", type=float, default=10.0, help="of each load")
     p.add_argument("--warm", type=float, default=4.0, help="seconds of load that are not counted")
@@ -328,9 +360,13 @@ def setup_of(bed: Bed, opts: argparse.Namespace, gpus: int) -> Setup:
                  dict(pair.split("=", 1) for pair in opts.env), HERE / "vllm_serve.py")
 
 
-def run_all(bed: Bed, opts: argparse.Namespace, gpus: int, found: Found) -> None:
+def run_all(beds: Sequence[Bed], opts: argparse.Namespace, gpus: int, found: Found) -> None:
     """What goes wrong with one variant is written down, and the next one runs."""
-    run = Run(setup_of(bed, opts, gpus), opts, found, time.monotonic() + opts.budget - MARGIN_S)
+    ends = time.monotonic() + opts.budget - MARGIN_S
+    run = Run(setup_of(beds[0], opts, gpus), opts, found, ends)
+    if opts.turns:
+        by_turns(run, beds, gpus)
+        return
     for name in opts.variants:
         variant = transports.parse_variant(name)
         if not run.room(name, 60):
@@ -349,8 +385,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         gpus = gpu_count()
         if gpus == 0:
             raise ValueError("no NVIDIA GPU on this machine (no /dev/nvidia0)")
-        with lab_bed(2, opts.nics, rate=parse_rate(opts.rate)) as bed:
-            run_all(bed, opts, gpus, found)
+        with ExitStack() as labs:
+            run_all([labs.enter_context(lab_bed(2, opts.nics, rate=parse_rate(opts.rate), number=k))
+                     for k in range(len(opts.variants) if opts.turns else 1)], opts, gpus, found)
     except (transports.TransportError, LabError, ValueError) as err:
         print(f"serving_figures: {err}", file=sys.stderr)
         return 2

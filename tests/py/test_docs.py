@@ -203,25 +203,6 @@ def test_lanes_table_is_sound() -> None:
     assert sum(int(row[3]) for row in rows if row[1] == "ci") <= 35
 
 
-def test_cases_of_others_have_their_tests() -> None:
-    """Each name in the table is a test, or a case of the file that is named before it."""
-    text = (ROOT / "docs/testing.md").read_text(encoding="utf-8")
-    table = text.split("### Cases that others' bug reports name")[1].split("## ")[0]
-    rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("| ")][1:]
-    assert len(rows) >= 15
-    for row in rows:
-        source = ""
-        for word in re.findall(r"test_\w+(?:\.c|\.py)?", row):
-            if "." in word:
-                folder = "unit" if word.endswith(".c") else "py"
-                source = (ROOT / "tests" / folder / word).read_text(encoding="utf-8")
-            else:
-                case = rf"\b(TEST|PROCESSES)\({word.removeprefix('test_')}\b"
-                assert f"{word}(" in source or re.search(case, source), (
-                    f"{word} of {row.strip()} is no case of that file"
-                )
-
-
 def test_invariants_name_tests_that_exist() -> None:
     """Each name with an underscore in the column of tests: a file, or a case of some file."""
     files = [path for path in (ROOT / "tests").rglob("*") if path.suffix in (".c", ".py")]
