@@ -34,12 +34,14 @@ class State:
 
 
 def states(names: Sequence[str], nodes: int, nics: int) -> list[State]:
-    """healthy; one, pair: 1 NIC of 1, 2 nodes; half, two, three: half of the NICs of 1, 2, 3."""
+    """healthy; one, pair: 1 NIC of 1, 2 nodes; half, two, three: half of the NICs of 1, 2, 3;
+    mixed: 1 NIC of one, half of another."""
     half = nics // 2
     known = {
         "healthy": {},
         "one": {1: 1},
         "pair": {1: 1, 2: 1},
+        "mixed": {1: 1, 2: half},
         "half": {1: half},
         "two": {1: half, 2: half},
         "three": {1: half, 2: half, 3: half},

@@ -339,7 +339,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     p.add_argument("--cycles", type=int, default=3, help="operations of each size and state")
     p.add_argument("--turns", type=int, default=2)
     p.add_argument("--states", type=words_list, default=["healthy", "half", "two"],
-                   help="of healthy,one,pair,half,two,three, in this order within a job")
+                   help="of healthy,one,pair,mixed,half,two,three, in this order within a job")
     p.add_argument("--patience", type=float, default=40.0, help="seconds for a plan to come")
     p.add_argument("--budget", type=float, default=240.0, help="seconds for everything")
     p.add_argument("--standin", action="store_true", help="the stand-in for NCCL, without GPUs")

@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""What the network costs a step of tensor parallel inference: small AllReduces with matrix products
-between them, in one CUDA graph, as vLLM decodes. NCCL's sockets and R2CCL in turn.
+"""What the network costs a step: of tensor parallel inference, or of matrix products.
 
-    run_decode.py --variants sockets,r2ccl,asleep=r2ccl:R2CCL_SPIN=0 --rate 4gbit
+    run_steps.py --variants sockets,r2ccl,asleep=r2ccl:R2CCL_SPIN=0 --rate 4gbit
+    run_steps.py --work beside --variants sockets,r2ccl,direct=preload:R2CCL_ALLREDUCE=direct
 
-Two nodes, one rank each. A step is 16 AllReduces of ROWS x 1024 bfloat16. It is timed back to back,
-1 ms apart (a scheduler's pause), and with a prompt's 16 AllReduces of 1 MiB before every fourth;
-these are timed, too. Prints the median and the 90th percentile in ms; compare ratios of one run.
+Two nodes, one rank each, the variants in turn.
+--work decode: 16 AllReduces of ROWS x 1024 bfloat16 with matrix products between them, in one CUDA
+graph, as vLLM decodes. It is timed back to back, 1 ms apart (a scheduler's pause), and with a
+prompt's 16 AllReduces of 1 MiB before every fourth; these are timed, too.
+--work beside: an AllReduce of 64 MiB on NCCL's stream while the application's stream multiplies
+matrices. Each alone, then both at once: what the products lose, and what the AllReduce does.
+Prints the median and the 90th percentile in ms; compare ratios of one run.
 Exit code 0: all ran; 1: not; 2: usage, or something is missing. --backend gloo: no GPU, no graph.
 """
 
@@ -19,7 +23,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,9 @@ ROWS = (1, 8, 32)
 PROMPT_ROWS, PROMPT_EVERY = 512, 4
 WARM = 20
 STATES = ("back to back", "1 ms apart", "after prompts")
+BESIDE_BYTES, BESIDE_DIM, BESIDE_PRODUCTS, BESIDE_STEPS = 64 << 20, 8192, 30, 15
+BESIDE_STATES = ("products alone", "AllReduce alone", "products at once", "AllReduce at once")
+ROWS_OF = {"decode": len(ROWS) * len(STATES), "beside": len(BESIDE_STATES)}
 
 
 class Rank:
@@ -82,6 +89,38 @@ class Rank:
             self.torch.distributed.all_reduce(self.prompt_data)
         self.sync()
 
+    def beside(self, products: bool, reduces: bool) -> tuple[float, float]:
+        """What the products, and the AllReduce, took from the beginning of both, ms."""
+        began, multiplied, ended = (self.torch.cuda.Event(enable_timing=True) for _ in range(3))
+        self.sync()
+        began.record()
+        if reduces:
+            work = self.torch.distributed.all_reduce(self.summed, async_op=True)
+        for _ in range(BESIDE_PRODUCTS if products else 0):
+            self.torch.mm(self.square, self.square, out=self.product)
+        multiplied.record()
+        if reduces:
+            work.wait()  # the stream waits, not this thread
+        ended.record()
+        self.sync()
+        return began.elapsed_time(multiplied), began.elapsed_time(ended)
+
+    def all_beside(self) -> Iterator[dict[str, Any]]:
+        """Rows of --work beside. Each AllReduce begins at once on both ranks."""
+        self.summed = self.torch.zeros(BESIDE_BYTES // 4, device=self.device)
+        self.square = self.torch.zeros(BESIDE_DIM, BESIDE_DIM, device=self.device,
+                                       dtype=self.torch.bfloat16)
+        self.product = self.torch.empty_like(self.square)
+        took: dict[str, list[float]] = {state: [] for state in BESIDE_STATES}
+        for k in range(BESIDE_STEPS + 3):
+            alone, sums = self.beside(True, False)[0], self.beside(False, True)[1]
+            both = self.beside(True, True)
+            if k >= 3:  # the first choose kernels and connect
+                for state, ms in zip(BESIDE_STATES, (alone, sums, *both), strict=True):
+                    took[state].append(ms)
+        for state in BESIDE_STATES:
+            yield {"rows": 0, "state": state, "ms": middle(took[state])}
+
     def times(self, step: Callable[[], Any], count: int, state: str) -> list[float]:
         """Median and 90th percentile of `count` steps, ms; of the prompts before them, if any."""
         took: list[float] = []
@@ -97,21 +136,30 @@ class Rank:
             step()
             self.sync()
             took.append((time.perf_counter() - began) * 1e3)
-        return [round(value, 3) for of in (took, prompts) if of
-                for value in (statistics.median(of), sorted(of)[len(of) * 9 // 10])]
+        return middle(took) + middle(prompts)
+
+    def all_decode(self, count: int) -> Iterator[dict[str, Any]]:
+        """Rows of --work decode."""
+        for rows in ROWS:
+            step = self.step(rows)
+            for _ in range(WARM):
+                step()
+            self.sync()
+            for state in STATES:
+                yield {"rows": rows, "state": state, "ms": self.times(step, count, state)}
 
 
-def be_a_rank(backend: str, count: int) -> None:
+def middle(of: list[float]) -> list[float]:
+    """Median and 90th percentile; nothing of nothing."""
+    return [round(value, 3) for value in
+            (statistics.median(of), sorted(of)[len(of) * 9 // 10])] if of else []
+
+
+def be_a_rank(backend: str, work: str, count: int) -> None:
     rank = Rank(backend)
-    for rows in ROWS:
-        step = rank.step(rows)
-        for _ in range(WARM):
-            step()
-        rank.sync()
-        for state in STATES:
-            found = rank.times(step, count, state)
-            if os.environ["RANK"] == "0":
-                print(json.dumps({"rows": rows, "state": state, "ms": found}), flush=True)
+    for row in rank.all_beside() if work == "beside" else rank.all_decode(count):
+        if os.environ["RANK"] == "0":
+            print(json.dumps(row), flush=True)
     rank.torch.distributed.barrier()
     rank.sync()
     os._exit(0)  # a graph that holds NCCL's communicator keeps PyTorch from destroying it
@@ -123,14 +171,14 @@ def run(bed: LabBed, opts: argparse.Namespace, name: str) -> list[dict[str, Any]
     gpus = gpu_count() if opts.backend == "nccl" else 0
     if gpus:
         env |= transports.transport_env(variant, bed.nic_prefix, bed.oob)
-    argv = [opts.python, __file__, "--inside", "--backend", opts.backend, "--steps",
-            str(opts.steps)]
+    argv = [opts.python, __file__, "--inside", "--backend", opts.backend, "--work", opts.work,
+            "--steps", str(opts.steps)]
     job = Job(bed, shape_for(bed.nodes, 1, gpus), argv, env)
     job.start()
     ended = job.wait(opts.timeout)
     rows = [json.loads(text) for _, text in ended.lines if text.startswith('{"rows"')]
-    if not ended.ok or len(rows) < len(ROWS) * len(STATES):
-        say(f"decode {variant.name}: FAILED, codes {ended.codes}\n{ended.tail()}")
+    if not ended.ok or len(rows) < ROWS_OF[opts.work]:
+        say(f"{opts.work} {variant.name}: FAILED, codes {ended.codes}\n{ended.tail()}")
         return []
     for row in rows:
         say(f"| {variant.name} | {row['rows']} | {row['state']} | {row['ms'][0]}, {row['ms'][1]} |"
@@ -141,11 +189,12 @@ def run(bed: LabBed, opts: argparse.Namespace, name: str) -> list[dict[str, Any]
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--work", choices=sorted(ROWS_OF), default="decode")
     p.add_argument("--variants", type=words, default=["sockets", "r2ccl"],
                    help=f"of {','.join(transports.VARIANTS)}, or NAME=BASE:KEY=VALUE")
     p.add_argument("--nics", type=int, default=2, help="NICs per node")
     p.add_argument("--rate", default="4gbit", help="of each NIC, or none")
-    p.add_argument("--steps", type=int, default=150, help="of each state")
+    p.add_argument("--steps", type=int, default=150, help="of each state of decode")
     p.add_argument("--turns", type=int, default=1, help="how often each variant runs")
     p.add_argument("--timeout", type=float, default=60.0, help="seconds for one job")
     p.add_argument("--backend", choices=("nccl", "gloo"), default="nccl",
@@ -158,8 +207,11 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     opts = parse_args(argv)
+    if opts.work == "beside" and opts.backend == "gloo":
+        print("run_steps: --work beside needs a GPU: --backend gloo cannot", file=sys.stderr)
+        return 2
     if opts.inside:
-        be_a_rank(opts.backend, opts.steps)
+        be_a_rank(opts.backend, opts.work, opts.steps)
     end_on_term()
     found: list[list[dict[str, Any]]] = []
     try:
@@ -169,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             say("| transport | rows | state | ms: median, p90 |\n|---|---|---|---|")
             found = [run(bed, opts, name) for _ in range(opts.turns) for name in opts.variants]
     except (transports.TransportError, LabError, ValueError) as err:
-        print(f"run_decode: {err}", file=sys.stderr)
+        print(f"run_steps: {err}", file=sys.stderr)
         return 2
     if opts.json:
         Path(opts.json).write_text(json.dumps({"schema": 1, "rows": sum(found, [])}, indent=1))
