@@ -146,6 +146,65 @@ TEST(an_hour_later)
     away(2, CAP_NS, 0);
 }
 
+static uint64_t waits_since(void)
+{
+    struct r2_peer *p = r.conn->peer;
+    uint64_t since;
+
+    r2_peer_lock(p);
+    since = p->no_path_since;
+    pthread_mutex_unlock(&p->lock);
+    return since;
+}
+
+/* A message of one chunk goes over the path, and is acknowledged. */
+static void deliver(struct r2_ep *ep, uint64_t seq)
+{
+    static uint8_t message[64 << 10];
+    struct r2_req *req = NULL;
+    struct r2_bulk chunk;
+
+    CHECK_EQ(r2_engine_isend(r.conn, message, sizeof(message), 0, NULL, &req), 0);
+    CHECK(req);
+    CHECK_EQ(remote_cts(ep, &r, seq, sizeof(message)), 0);
+    CHECK(fake_next(ep, &chunk));
+    CHECK(fake_chunk_sent(ep, &chunk));
+    CHECK_EQ(remote_ack(ep, &r, seq + 1), 0);
+    CHECK_EQ(remote_test(req, 3000, NULL), 1);
+}
+
+/* A path that comes back and delivers nothing does not end the wait, or a network that lets nothing
+ * but test chunks through would be waited for without end. One that has delivered does: the next
+ * loss has all of R2CCL_NO_PATH_TIMEOUT. */
+TEST(what_ends_the_wait)
+{
+    uint64_t first, again;
+
+    lose(NICS);
+    first = waits_since();
+    CHECK(first);
+    for (int delivers = 0; delivers < 2; delivers++) {
+        uint64_t seen = fake_find(r.id, 0, 0, 0)->params.gen;
+        struct r2_ep *ep;
+
+        forward(r2_now_ns() + 10 * R2_NS_PER_S);
+        mend(0, NONE_LEFT_NS);
+        ep = fake_find(r.id, 0, 0, seen);
+        CHECK(ep);
+        if (delivers) {
+            deliver(ep, 0);
+            fake_pass_ms(200); /* the peer's timer has looked */
+        }
+        fake_policy(r.id, -EHOSTUNREACH);
+        fake_fail(ep, ECONNRESET, false);
+        again = waits_since();
+        if (!delivers)
+            CHECK_EQ(again, first);
+    }
+    CHECK_GT(again, first + 20 * R2_NS_PER_S);
+    remote_end(&r);
+}
+
 /* No path is left: the best pair of each NIC is tried more often, for as long as it is waited for.
  */
 TEST(none_left)
