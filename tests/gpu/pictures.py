@@ -4,7 +4,7 @@
     pictures.py retention r.json --to docs/img/retention.png
     pictures.py training t.json fsdp.json --to docs/img/training.png
 
-Prints the tables in Markdown. Exit code 2: no such file, or nothing in it to draw.
+Prints the tables in Markdown. Exit code 2: no such file, nothing in it to draw, or unlike machines.
 """
 
 from __future__ import annotations
@@ -189,6 +189,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         results = [json.loads(Path(name).read_text(encoding="utf-8")) for name in opts.json]
         if not all(result["rows"] for result in results):
             raise ValueError("no rows in it")
+        machines = [f"{result['gpus']} GPUs and {result['cores']} cores" for result in results]
+        if len(set(machines)) > 1:
+            raise ValueError(f"runs on unlike machines ({', '.join(machines)}) are not comparable")
         say("\n".join(draw(opts.kind, results, opts.to)))
     except (OSError, ValueError, KeyError) as err:
         print(
