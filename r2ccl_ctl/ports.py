@@ -4,9 +4,9 @@
         start(ports.numbers)
 
 A port cannot be handed to a process that is yet to bind it. So it is taken from those that the
-kernel gives nobody by itself (neither to bind(0) nor to connect), it must be free on every address,
-and it is held by name: an abstract UNIX socket of the network namespace, which has the ports too,
-and which is gone with its process. What is left: a program that is told the same number otherwise.
+kernel gives nobody by itself (neither to bind(0) nor to connect). It must be free on every address,
+and it is held by name. That is an abstract UNIX socket of the network namespace, which has the
+ports too, and ends with its process. What is left: a program that is told this number otherwise.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ def _run(line: str) -> tuple[float, float]:
 
 
 def _rounds(kind: str, size: int, ports: Sequence[tuple[float, float]], latency: float) -> int:
-    """Small pieces fill the ports soon, but a message shall take longer than its latency, and a
-    ring of many ranks has few rounds, since each has 2 p p messages."""
+    """Small pieces fill the ports soon, but a message shall take longer than its latency. A ring of
+    many ranks has few rounds, since each has 2 p p messages."""
     p, rate = len(ports), max(max(port) for port in ports)
     ring = kind != "direct"
     most = min(ROUNDS, MESSAGES // (2 * p * p)) if ring else ROUNDS

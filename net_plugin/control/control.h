@@ -111,9 +111,9 @@ struct r2_control_nic {
     enum r2_seg_link link;
 };
 int r2_control_nic_add(struct r2_control *ctl, const struct r2_control_nic *nic); /* row or -1 */
-/* Sets state, cause and since. Counts, in the row and for the process, failures (a change from a
- * state of use to FAILED or PROBING) and recoveries (a change to HEALTHY from anything but UNKNOWN
- * and SUSPECT). */
+/* Sets state, cause and since. Counts failures and recoveries, in the row and for the process. A
+ * failure: a change from a state of use to FAILED or PROBING. A recovery: a change to HEALTHY from
+ * anything but UNKNOWN and SUSPECT. */
 void r2_control_nic_state(struct r2_control *ctl, int nic, enum r2_seg_nic_state state,
                           const char *cause);
 void r2_control_nic_draining(struct r2_control *ctl, int nic, uint32_t paths);

@@ -49,9 +49,9 @@ static inline struct r2_seg_table *r2_control_table(struct r2_segment *seg, enum
 /* The text part of a row is written between begin and end.
  *
  * begin is also the lock between writers: it takes `seq` from even to odd. Its acquire pairs with
- * the release in end of the writer before, so that one's stores are seen. All stores in between
- * are releases (the helpers below): a reader that sees one of them with an acquire load also sees
- * the odd number that was stored before it, and throws its copy away. */
+ * the release in end of the writer before, so that one's stores are seen. All stores in between are
+ * releases (the helpers below). A reader that sees one of them with an acquire load also sees the
+ * odd number that was stored before it. It throws its copy away. */
 void r2_row_begin(uint32_t *seq);
 void r2_row_end(uint32_t *seq);
 

@@ -5,8 +5,8 @@
  * are overwritten within a second, and a file that they cut short grows again. Only the mailbox is
  * read back (commands.c).
  *
- * A row of which the text has changed goes out with an odd sequence number first, and gets its even
- * one when the whole table is there: readers take no half of it. */
+ * A row whose text has changed goes out with an odd sequence number first. It gets its even one
+ * when the whole table is there: readers take no half of it. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -470,8 +470,8 @@ enum r2_seg_event {
     R2_EV_NIC_HEALTHY
 };
 
-/* `stamp` is 2 x number + 1 while event `number` (0, 1, ...) is being written into its slot
- * number % rows, and 2 x number + 2 from then on. 0: never used. */
+/* While event `number` (0, 1, ...) is written into slot number % rows, `stamp` is 2 x number + 1.
+ * From then on it is 2 x number + 2. 0: never used. */
 struct r2_seg_journal_entry {
     uint64_t stamp;
     uint64_t real_ns;

@@ -31,9 +31,9 @@ struct r2_conn;   /* one send or receive communicator */
 struct r2_mr;     /* one registered range of memory */
 struct r2_req;    /* one isend or irecv in flight */
 
-/* Starts the engine on the first call of the process (NICs are found, threads and the control
- * segment are made by the first listen or connect), and makes a context. The context stays
- * valid to the process's end. */
+/* Starts the engine on the first call of the process, and makes a context. The first listen or
+ * connect finds NICs and makes threads and the control segment. The context stays valid to the
+ * process's end. */
 int r2_engine_init(struct r2_ctx **ctx, uint64_t comm_id, r2_log_fn log);
 
 /* In a child that was forked off a process with an engine: nothing works there. Any thread, no
@@ -44,9 +44,9 @@ bool r2_engine_in_child(void);
  * known. Before the first listen or connect. */
 void r2_engine_called_by(unsigned nccl_version, unsigned net_api);
 
-/* What a communicator asks for (ncclConfig_t.trafficClass; below 0: nothing). Paths between two
- * processes are shared by all their communicators, so that one counts, the first that is asked for,
- * on paths that are made from then on; another one is refused with a warning. Any thread. */
+/* What a communicator asks for (ncclConfig_t.trafficClass; below 0: nothing). All communicators of
+ * two processes share the paths between them. So only the first one that is asked for counts, on
+ * paths that are made from then on. Another is refused with a warning. Any thread. */
 void r2_engine_ask_traffic_class(int asked);
 
 /* Number of usable NICs; 0 is no error. The set is fixed for the life of the process. */
@@ -92,10 +92,10 @@ int r2_engine_irecv_lines(struct r2_conn *conn, void *data, size_t size, int tag
  * receives brought so far is visible to the device; NULL: there is nothing to do. It ends with an
  * error if a NIC that wrote cannot be made to show it, not even by the device's driver. */
 int r2_engine_iflush(struct r2_conn *conn, void *data, struct r2_mr *mr, struct r2_req **out);
-/* A send is done when nothing reads the buffer any more and every byte has been acknowledged, or
- * is in a copy of the engine's own (R2CCL_BUFFERED). `*done` is always written. When 1, `*size`
- * (may be NULL) is the number of bytes moved and `req` is gone: it must not be used again. A
- * negative return also ends the request. */
+/* A send is done when nothing reads the buffer any more and every byte has been acknowledged. Bytes
+ * in a copy of the engine's own (R2CCL_BUFFERED) count as acknowledged. `*done` is always written.
+ * When 1, `*size` (may be NULL) is the number of bytes moved and `req` is gone: it must not be used
+ * again. A negative return also ends the request. */
 int r2_engine_test(struct r2_req *req, int *done, size_t *size);
 
 int r2_engine_close(struct r2_conn *conn);

@@ -101,10 +101,10 @@ void r2_timer_init(struct r2_timer *t, struct r2_io *io, void (*fire)(struct r2_
 /* Sets, moves or (deadline 0) stops. Any thread, any lock. A timer stopped on its own thread does
  * not fire afterwards. */
 void r2_timer_set(struct r2_timer *t, uint64_t deadline);
-/* Sets one that is not set and does not fire just now, on the I/O thread that calls, which need not
- * be woken for it, or that the caller stands in for. Elsewhere as r2_timer_set, but a thread that
- * sleeps because others stand in for it is not woken: it fires when that looks, up to 2.3 ms late.
- */
+/* Sets one that is not set and does not fire just now, on the I/O thread that calls or that the
+ * caller stands in for. That thread need not be woken for it. Elsewhere as r2_timer_set, but a
+ * thread that sleeps because others stand in for it is not woken: it fires when that looks, up to
+ * 2.3 ms late. */
 void r2_timer_here(struct r2_timer *t, uint64_t deadline);
 /* Only moves it to an earlier moment. */
 void r2_timer_sooner(struct r2_timer *t, uint64_t deadline);

@@ -3,10 +3,10 @@
  * Where there is one I/O thread, cores are few: as long as that one sleeps, NCCL's, which polls all
  * the same, does what is due on its sockets (r2_io_lend), without end.
  *
- * Where a slow NIC is what is waited for (r2_pause_limited), no I/O thread polls, and each would be
+ * Where a slow NIC is what is waited for (r2_pause_limited), no I/O thread polls. Each would be
  * woken for every piece that the NIC lets through. NCCL's thread does what is due on their sockets,
  * one thread's for each look, and they go on sleeping. When nearly every look finds work, the NICs
- * are too many or too fast for one thread, or it has too much else to do, and the I/O threads are
+ * are too many or too fast for one thread, or it has too much else to do. Then the I/O threads are
  * left to themselves for a while.
  */
 #ifndef R2_IO_STANDIN_H

@@ -1,5 +1,5 @@
 /* NCCL's profiler: how long collectives take. NCCL loads it out of the net plugin's library unless
- * the user has a profiler of his own, and tells nothing before the operator asks for it.
+ * the user has a profiler of his own. NCCL tells nothing before the operator asks for it.
  *
  * A handle is the engine's, with what it stands for in its lowest bits. It is no pointer: NCCL
  * gives back handles of collectives that ended long ago, and those of other processes. */

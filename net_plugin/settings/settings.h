@@ -91,9 +91,9 @@ const char *r2_settings_error(void);
  * aliases in use, each ended by '\n'; "" if none. */
 const char *r2_settings_warnings(void);
 
-/* One warning line per R2CCL_* variable of `envp` that is not known, with the nearest known name,
- * or that earlier versions knew, with what to do instead, and per alias in use. Returns the length
- * that the whole text has, as snprintf does. */
+/* One warning line per R2CCL_* variable of `envp` that is not known, with the nearest known name.
+ * One per variable that earlier versions knew, with what to do instead, and one per alias in use.
+ * Returns the length that the whole text has, as snprintf does. */
 size_t r2_settings_check_names(char *const *envp, char *out, size_t outlen);
 
 /* "NAME=value, ...": those that somebody set and only the shim heeds; "" if there is none. */

@@ -1,7 +1,6 @@
-/* What the kernel knows about the hardware behind an interface: by ethtool requests, which see
- * the caller's network namespace, and by /sys/bus/pci, which is the same in all of them
- * (/sys/class/net may show another namespace than the caller's). Nothing here fails: what is not
- * known stays empty.
+/* What the kernel knows about the hardware behind an interface. Ethtool requests see the caller's
+ * network namespace, and /sys/bus/pci is the same in all of them. /sys/class/net may show another
+ * namespace than the caller's. Nothing here fails: what is not known stays empty.
  *
  * A driver may not answer: all are waited for together, R2_DEVICE_SECONDS in a process
  * (util/ask.h), and no question is put to one that was silent. */

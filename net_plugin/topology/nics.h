@@ -54,7 +54,7 @@ int r2_nics_find(const struct r2_settings *settings, struct r2_nic *out, int max
 struct r2_net_tables;
 /* Where NIC `which` of `nics` is now, by its interface's name: the interface may have been made
  * anew, and have other addresses. The address that it had at first (`first`) is preferred, then one
- * of the same family, then of the same subnet, then the one that it has; never one that another of
+ * of the same family, then of the same subnet, then its present one. Never one that another of
  * `nics` uses. `family` 0: any. `out` is the NIC with ifindex, address and link_up of now. 0,
  * -ENODEV: no interface of that name; -EADDRNOTAVAIL: it has no address to use. Pure. */
 int r2_nic_find_again(const struct r2_net_tables *tables, const struct r2_nic *nics, int n,

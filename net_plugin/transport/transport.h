@@ -5,8 +5,8 @@
  * one local NIC and one NIC of one peer process. The connecting side sends bulk data, the
  * accepting side receives it; control frames flow both ways and never queue behind bulk.
  *
- * Work is pulled: the engine says "there is work" (kick, flush) and the transport asks for the
- * next chunk or the next control bytes when it has room for them.
+ * Work is pulled. The engine says "there is work" (kick, flush). The transport asks for the next
+ * chunk or the next control bytes when it has room for them.
  *
  * Locks: a transport may hold its own locks during an upcall, and upcalls take the peer's lock.
  * Therefore the engine never calls an operation marked [locks] while it holds a peer's lock.
@@ -266,8 +266,8 @@ struct r2_transport_ops {
      * was answered. */
     void (*mark)(struct r2_ep *ep);
     void (*health)(struct r2_ep *ep, struct r2_ep_health *out);
-    /* Not up yet: the peer's kernel has taken the connection and all that was said on it, so the
-     * way is there, and what is missing is its process. Any lock. */
+    /* Not up yet: the peer's kernel has taken the connection and all that was said on it. So the
+     * way is there, and only its process is missing. Any lock. */
     bool (*reached)(struct r2_ep *ep);
     unsigned (*lanes)(struct r2_ep *ep); /* bulk lanes that are ready and in use */
     /* Bulk lanes that it is to have in all, ready or not; known when it is up. Any lock. */

@@ -28,7 +28,7 @@ static inline void r2_device_seen(void)
  * exactly once, by a single 8-byte store or as half of a 16-byte one. Stores to one line become
  * visible in ascending order as far as the flag goes. When the last 8 bytes of a line are seen, all
  * bytes of the line that this call stores are there. A word that only partly belongs to the range
- * is stored byte by byte, so callers that place a message piece by piece pass pieces whose ends are
+ * is stored byte by byte. So callers that place a message piece by piece pass pieces whose ends are
  * multiples of 8 (except the message's end). Any alignment of dst and src works; single 8-byte
  * stores are atomic for observers only when the message starts at a multiple of 8, as NCCL's
  * buffers do. dst and src must not overlap. Thread-safe. */

@@ -147,8 +147,8 @@ def is_utf8(stream: Any) -> bool:
 
 
 def prepare_streams() -> None:
-    """Output that cannot fail for the sake of a character, whatever the locale, and a descriptor
-    behind each stream, so that no file that is opened later takes the place of a closed one."""
+    """Output that cannot fail for the sake of a character, whatever the locale. There is a
+    descriptor behind each stream: no file that is opened later takes the place of a closed one."""
     while True:
         spare = os.open(os.devnull, os.O_RDWR)
         if spare > 2:

@@ -33,8 +33,8 @@ def retransmits(row: Nic | PathRow) -> str:
 
 
 def odd(path: PathRow, nics: Iterable[Nic]) -> bool:
-    """Worth a look without --details: a path that does not carry, unless it ended in order or a
-    better one serves, and one that carries less than its NIC may (docs/failures.md)."""
+    """Worth a look without --details: a path that carries less than its NIC may (docs/failures.md).
+    Also one that does not carry, unless it ended in order or a better one serves."""
     if path.state == "up":
         own = next((nic.weight for nic in nics if nic.name == path.nic), 0)
         return path.direction != "rx" and 0 < path.weight < own

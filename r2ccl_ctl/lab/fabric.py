@@ -1,8 +1,8 @@
 """The kernel objects of a lab: namespaces, bridges, cables, shapers, addresses, routes.
 
 Everything here runs in the lab's NsThread. A cable is a veth pair made inside the fabric's
-namespace with its peer in the node's, so that the host's namespace never sees a link, and an
-interrupted `up` leaves nothing outside the lab's own namespaces.
+namespace with its peer in the node's. So the host's namespace never sees a link. An interrupted
+`up` leaves nothing outside the lab's own namespaces.
 """
 
 from __future__ import annotations

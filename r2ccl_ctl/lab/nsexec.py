@@ -133,11 +133,11 @@ def _warn(text: str) -> None:
 def enter(plan: dict[str, Any]) -> None:
     """Everything that comes before the exec. Keys of the plan, all optional:
 
-    deathsig, parent   signal when `parent` (our parent's pid) ends
-    holder             pid whose user, mount and network namespaces are joined first
-    netns              file of a network namespace
-    hostname, hosts    own host name; own /etc/hosts
-    user               [uid, gid] to become inside a nested user namespace
+    deathsig, parent   signal when `parent` (our parent's pid) ends.
+    holder             pid whose user, mount and network namespaces are joined first.
+    netns              file of a network namespace.
+    hostname, hosts    own host name; own /etc/hosts.
+    user               [uid, gid] to become inside a nested user namespace.
     """
     if plan.get("deathsig"):
         die_with_parent(int(plan["deathsig"]), int(plan["parent"]))

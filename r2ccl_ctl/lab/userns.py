@@ -1,9 +1,9 @@
 """Labs without root: everything happens inside a user namespace that a holder process keeps.
 
 A command of an ordinary user runs itself again inside the holder's user, mount and network
-namespaces, where it is root over the lab and over nothing else. What it starts in a node becomes
-the ordinary user again, one user namespace further in, so that files and shared memory keep
-their owner. Ends with `lab down`, or when the holder is killed.
+namespaces. There it is root over the lab and over nothing else. What it starts in a node becomes
+the ordinary user again, one user namespace further in, so that files and shared memory keep their
+owner. Ends with `lab down`, or when the holder is killed.
 """
 
 from __future__ import annotations

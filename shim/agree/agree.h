@@ -1,18 +1,18 @@
 /* Plan changes at the same operation index on all ranks of a communicator, or not at all.
  *
  * One r2_agree is one rank of one communicator in this process. The ranks of a communicator find
- * each other through a signed unique id (the address of its maker and a 128-bit token in the
- * unused tail), over sockets of their own. The lowest rank leads: it proposes that a plan holds
- * from a collective index on; docs/shim.md has the protocol and its safety argument.
+ * each other through a signed unique id, over sockets of their own. The id has the address of its
+ * maker, and a 128-bit token in the unused tail. The lowest rank leads: it proposes that a plan
+ * holds from a collective index on; docs/shim.md has the protocol and its safety argument.
  *
  * How the wrappers use it:
- *     ncclGetUniqueId       r2_agree_id_sign after the real call
- *     init                  r2_agree_create (no thread, no socket, no traffic)
- *     split, shrink         r2_agree_derive by every rank that calls it, also those without a child
- *     collective            r2_agree_lookup (may wait), the real call, r2_agree_advance
- *     NCCL has failed       r2_agree_tell: the other ranks hear of it
- *     abort                 r2_agree_abort before the real call
- *     destroy               r2_agree_destroy after the real call
+ *     ncclGetUniqueId  r2_agree_id_sign after the real call.
+ *     init             r2_agree_create (no thread, no socket, no traffic).
+ *     split, shrink    r2_agree_derive by every rank that calls it, also those without a child.
+ *     collective       r2_agree_lookup (may wait), the real call, r2_agree_advance.
+ *     NCCL has failed  r2_agree_tell: the other ranks hear of it.
+ *     abort            r2_agree_abort before the real call.
+ *     destroy          r2_agree_destroy after the real call.
  *
  * Traffic and the service thread start with the first eligible lookup. A plan is an opaque text of
  * bytes here; shim/plan/table.h has its format.
@@ -122,10 +122,10 @@ struct r2_agree_view {
     void *object;   /* from accept; valid until the next lookup or destroy of this r2_agree */
 };
 
-/* Which plan holds for the next collective. Does not count it. Waits only if this rank has
- * promised a plan for this index or an earlier one and its fate is not known, and then at most the
- * timeout. `eligible`: this operation could run a plan; the first such call starts registration.
- * 0; -ETIMEDOUT: nobody could tell, the communicator has failed for good and every later lookup
+/* Which plan holds for the next collective. Does not count it. Waits only if this rank has promised
+ * a plan for this index or an earlier one and its fate is not known. It then waits for at most the
+ * timeout. `eligible`: this operation could run a plan; the first such call starts registration. 0;
+ * -ETIMEDOUT: nobody could tell, the communicator has failed for good and every later lookup
  * returns the same; -EREMOTEIO: another rank has told of its error, for good as well; -ECANCELED:
  * r2_agree_abort. Cost without a change under way: two loads. */
 int r2_agree_lookup(struct r2_agree *a, bool eligible, struct r2_agree_view *view);
@@ -145,10 +145,10 @@ uint64_t r2_agree_index(const struct r2_agree *a);
 /* Tells the leader this node's bandwidth; the last one counts. 0, -EAGAIN before ready. */
 int r2_agree_report(struct r2_agree *a, const struct r2_agree_report *report);
 
-/* An exchange: every rank offers `data` (copied, at most R2_AGREE_OFFER bytes) for a round, 1, 2,
- * ..., and when all ranks have, each gets all offers by ops->exchanged, the same everywhere. A
- * round is offered once, after the one before was exchanged. 0; -EAGAIN before ready; -EINVAL: not
- * this round's turn; -E2BIG; -ENOMEM. */
+/* An exchange: every rank offers `data` (copied, at most R2_AGREE_OFFER bytes) for a round (1, 2,
+ * ...). When all have, ops->exchanged gives each rank all offers, the same everywhere. A round is
+ * offered once, after the one before was exchanged. 0; -EAGAIN before ready; -EINVAL: not this
+ * round's turn; -E2BIG; -ENOMEM. */
 int r2_agree_offer(struct r2_agree *a, uint32_t round, const void *data, size_t len);
 
 /* Leader only: all ranks, this one too, shall offer something for the first round: they hear it by

@@ -3,8 +3,8 @@
  * the leader proposes again at once. Too far costs an operation's length for each, and those may
  * be seconds. Pure; times are arguments.
  *
- * The leader watches its own index for a moment before it proposes (no cost while nothing changes),
- * takes that rate, and adds what other ranks were ahead of it when they last answered. A refusal
+ * The leader watches its own index for a moment before it proposes (no cost while nothing changes).
+ * It takes that rate, and adds what other ranks were ahead of it when they last answered. A refusal
  * says how far ahead a rank really was; each doubles the lead. Where it sees no operation begin,
  * they are long or there are none: then the next one is far enough, however long commits take.
  *

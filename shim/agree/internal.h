@@ -1,6 +1,6 @@
-/* What the files of shim/agree share. agree.c is the application's side (create, lookup, abort),
- * thread.c the service thread, service.c what it shares, member.c and ask.c what that thread does
- * for one rank, rendezvous.c for the ranks of ids that this process has signed.
+/* What the files of shim/agree share. agree.c is the application's side (create, lookup, abort).
+ * thread.c is the service thread, service.c what it shares. member.c and ask.c are what it does for
+ * one rank, rendezvous.c for the ranks of ids that this process has signed.
  *
  * Locks: service lock (members, signed ids, dirty list) and one lock per member; neither is held
  * while the other is taken, nor over a callback or a system call that blocks. Both are leaves.

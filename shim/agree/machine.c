@@ -134,7 +134,7 @@ bool r2_agree_machine_would_promise(const struct r2_agree_machine *m, int from,
                                     const struct r2_agree_msg *msg, uint64_t next)
 {
     /* What the message tells about earlier epochs may close an open promise and take its place
-     * among the pending, so that room for two is needed. */
+     * among the pending: room for two is needed. */
     int room = R2_AGREE_PENDING - m->npending - (m->promise.epoch ? 1 : 0);
     uint64_t last =
         m->promise.epoch && msg->committed == m->promise.epoch ? m->promise.at : m->committed_at;

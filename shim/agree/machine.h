@@ -4,8 +4,8 @@
  * Epochs number the proposals, 1, 2, 3, ...; the leader (rank 0) has at most one undecided. Facts,
  * from which safety follows (docs/shim.md):
  *  F1 The leader commits epoch e only with the promise of every rank, and decides every epoch once.
- *  F2 A rank promises e with index N only if it has not begun collective N, and then does not begin
- *     it before it knows what became of e.
+ *  F2 A rank promises e with index N only if it has not begun collective N. It then does not begin
+ *     N before it knows what became of e.
  *  F3 A rank that has said "never" to e does not promise it afterwards, so e is never committed.
  *  F4 A proposal of e names the fate of all epochs below e, so a rank has one open promise at most.
  * What is decided spreads with every message: (decided, committed) says that all epochs up to

@@ -221,7 +221,7 @@ static void r2_member_take_wanted(struct r2_agree *a, uint64_t now)
 
 /* Member lock held: the index N of the proposal, and *next, for which the fence stands. The
  * application may pass N between the choice and the fence. From then on it waits for the lock at
- * its next lookup, so that it counts one group more at most, and the third choice is sure. */
+ * its next lookup. So it counts one group more at most, and the third choice is sure. */
 static uint64_t r2_member_place(struct r2_agree *a, uint64_t now, uint64_t *next)
 {
     uint64_t at;

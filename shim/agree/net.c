@@ -53,8 +53,8 @@ static void r2_net_close(struct r2_agree_net *net, struct r2_agree_conn *c)
     }
     net->strangers -= r2_net_is_stranger(c);
     r2_list_del(&c->node);
-    /* Not left to the close: a child that has been forked and has not closed its copy yet would
-     * keep it in the set, and its next event would be one of a connection that is no more. */
+    /* Not left to the close: a forked child that has not closed its copy yet would keep it in the
+     * set. Its next event would be one of a connection that is no more. */
     epoll_ctl(net->epoll, EPOLL_CTL_DEL, c->fd, NULL);
     r2_agree_fds_close(c->fd);
     free(c->in);

@@ -94,8 +94,8 @@ static void r2_tell_again(struct r2_agree *a, uint64_t now)
     }
 }
 
-/* The word of this rank. A leader that it has no connection to (it is the one that died, or the
- * ranks met at another process), and one that ends with this process, are not relied on. */
+/* The word of this rank. Not relied on is a leader that ends with this process, or that it has no
+ * connection to: that one died, or the ranks met at another process. */
 static void r2_tell_first(struct r2_agree *a, uint64_t now)
 {
     enum r2_agree_way way = r2_agree_member_way(a, R2_AGREE_LEADER); /* of what was sent before */
@@ -108,11 +108,11 @@ static void r2_tell_first(struct r2_agree *a, uint64_t now)
     a->tell_ns = now + R2_TELL_LEADER_NS + (uint64_t)(a->rank % R2_TELL_STEPS) * R2_TELL_STEP_NS;
 }
 
-/* Whether this rank may end: a word came from another one, which tells them all, or everybody who
- * can be reached has been told, as far as the kernel, which goes on with it. Who has heard may be
- * gone by the time that the last one is known not to answer. Where no connection to anybody is
- * there or in the making, their hosts have refused it or ended theirs: all others are gone, and
- * nobody is left to be told. */
+/* Whether this rank may end. Either a word came from another one, which tells them all. Or
+ * everybody who can be reached has been told, as far as the kernel, which goes on with it. Who has
+ * heard may be gone by the time that the last one is known not to answer. Where no connection to
+ * anybody is there or in the making, their hosts have refused it or ended theirs: all others are
+ * gone, and nobody is left to be told. */
 static bool r2_tell_gone(struct r2_agree *a)
 {
     bool wait = false, nobody = true;

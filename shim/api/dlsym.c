@@ -2,11 +2,11 @@
  *
  * Every other look-up must not notice: RTLD_NEXT and RTLD_DEFAULT go by the return address, so the
  * real dlsym is jumped to, with all registers and the stack as they were. Names that do not begin
- * with "nccl" take that way after four compares; the others pass by r2_dlsym_wrapper first, which
- * returns a wrapper only if
- *   - R2CCL_DLSYM is on,
- *   - the handle is one of dlopen (not RTLD_NEXT or RTLD_DEFAULT), and finds the name,
- *   - what it finds lies in the NCCL that the wrappers call (real/real.h), and
+ * with "nccl" take that way after four compares. The others pass by r2_dlsym_wrapper first. That
+ * returns a wrapper only if four things hold:
+ *   - R2CCL_DLSYM is on;
+ *   - the handle is one of dlopen (not RTLD_NEXT or RTLD_DEFAULT), and finds the name;
+ *   - what it finds lies in the NCCL that the wrappers call (real/real.h);
  *   - it is a function that has a wrapper.
  * A second NCCL of the process is left alone: it runs without the shim.
  */

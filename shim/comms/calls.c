@@ -2,8 +2,8 @@
 
 #include <stddef.h>
 
-/* Release and acquire throughout: no word is seen before the count of the call before it, so that a
- * count that is still the same after the words were read vouches for all but the oldest place. */
+/* Release and acquire throughout: no word is seen before the count of the call before it. So a
+ * count that is still the same after the words were read proves all but the oldest place. */
 void r2_calls_note(struct r2_calls_log *log, uint64_t number, uint64_t bytes, bool taken)
 {
     uint64_t count = atomic_load_explicit(&log->count, memory_order_relaxed); /* its own */

@@ -5,7 +5,7 @@
  * took them. Those of a group count at its outermost end, just before NCCL is told of that.
  * Captured, zero-count and single-rank ones count as well. Send and Recv do not. Collectives of a
  * group that ended in ncclGroupSimulateEnd, or that NCCL refused, are taken back. NCCL asks its
- * users to issue the collectives of a communicator in the same order on all ranks, so the index of
+ * users to issue the collectives of a communicator in the same order on all ranks. So the index of
  * an operation is the same on all of them.
  *
  * Threads: everything may be called from any thread. An entry lives while it is in the table or

@@ -1,12 +1,12 @@
-/* What a communicator's ranks know of each other, the plan that they follow together (R2CCL_PLAN,
- * R2CCL_ALLREDUCE), and that NCCL has failed at one of them (R2CCL_TELL_ERRORS).
+/* What a communicator's ranks know of each other, and the plan that they follow together
+ * (R2CCL_PLAN, R2CCL_ALLREDUCE). Also that NCCL has failed at one of them (R2CCL_TELL_ERRORS).
  *
  * Every rank tells rank 0, over shim/agree, how much of its node's NIC bandwidth is left. Rank 0
  * plans (leader.c), and all ranks take the plan from the same operation on (vote.c).
  *
- * A thread of the shim looks at the NICs in the control segment four times a second, from the first
- * communicator on whose ranks have met, and plans. Callbacks of shim/agree only note what they are
- * told. None of the locks is held over a call to NCCL.
+ * A thread of the shim looks at the NICs in the control segment ten times a second, and plans. It
+ * starts with the first communicator whose ranks have met. Callbacks of shim/agree only note what
+ * they are told. None of the locks is held over a call to NCCL.
  */
 #ifndef R2_COMMS_FOLLOW_H
 #define R2_COMMS_FOLLOW_H

@@ -72,11 +72,11 @@ bool r2_vote_refused(struct r2_vote *v);
 enum r2_vote_call { R2_VOTE_PLAIN, R2_VOTE_GROUPED, R2_VOTE_CONFIGURED };
 /* At least: an element of a type that we do not know has one byte. */
 uint64_t r2_vote_bytes(const uint64_t *word);
-/* Whether an AllReduce is R2CCL's. It follows from the plan in force, the vote and the call: its
- * arguments, whether it is in a group or of ncclAllReduceConfig, and whether it is captured into a
- * graph, which NCCL asks to be the same on all ranks. So the answer is the same, too. May wait for
- * the vote. The first one that a plan would take but for the call's sake is named in the log. Then:
- * runs it. */
+/* Whether an AllReduce is R2CCL's. It follows from the plan in force, the vote and the call. Of the
+ * call these count: its arguments, whether it is in a group, of ncclAllReduceConfig or captured
+ * into a graph. NCCL asks them to be the same on all ranks. So the answer is the same, too. May
+ * wait for the vote. The first one that a plan would take but for the call's sake is named in the
+ * log. Then: runs it. */
 bool r2_vote_takes(struct r2_vote *v, const uint64_t *word, enum r2_vote_call how);
 int r2_vote_run(struct r2_vote *v, const uint64_t *word);
 

@@ -4,8 +4,8 @@
  * An application may hold the driver's locks until its streams are idle: cuMemFree and the first
  * call of a kernel that is loaded late do. Its stream waits for the operation, so who carries the
  * operation out may not call the driver. Therefore the application's thread queues all copies of an
- * operation ahead. The device makes a copy when a 32-bit word of the host says that it may go
- * (cuStreamWaitValue32), and says by another that it is done (cuStreamWriteValue32). The
+ * operation ahead. The device makes a copy when a 32-bit word of the host allows it
+ * (cuStreamWaitValue32). It says by another word that the copy is done (cuStreamWriteValue32). The
  * application's stream goes on when a third word, the gate, has the operation's number. Nothing
  * runs on the GPU's own processors.
  *

@@ -7,10 +7,10 @@
  * pieces of full size: a rank that owns little gets less at a time. What is posted to receive is
  * what the peer may send, so this bounds the incast.
  *
- * Memory: `slots` of `piece` bytes each, which pieces need not fill. A step holds one for its own
- * piece (the contribution, then the sum) and one for each contribution that it receives, from its
- * admission to its end. Steps are admitted in list order while they lie within as many rounds as
- * fit into the slots. Copies out of the input and into the output are made in list order.
+ * Memory: `slots` of `piece` bytes each, which pieces need not fill. From its admission to its end
+ * a step holds one for its own piece (the contribution, then the sum). It also holds one for each
+ * contribution that it receives. Steps are admitted in list order while they lie within as many
+ * rounds as fit into the slots. Copies out of the input and into the output are made in list order.
  *
  * A step's `reader` needs no wait here: what a rank sends of its input is copied into a slot first,
  * and no sum exists before it has every rank's contribution.

@@ -62,7 +62,7 @@ int r2_links_post(struct r2_links *links, enum r2_lane_kind kind, int peer, void
                   uint64_t word);
 int r2_links_posted(struct r2_links *links, enum r2_lane_kind kind, int peer);
 /* Why it has ended with `error`. A peer that is gone may have left because of a message that did
- * not fit, and only the rank at the other end of that message knows. */
+ * not fit. Only the rank at the other end of that message knows. */
 int r2_links_reason(struct r2_links *links, int error);
 
 /* Ends everything, also what is under way. NULL is allowed. */

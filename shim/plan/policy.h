@@ -4,10 +4,10 @@
  * waits until the last change has held for a while: a NIC that flaps changes the plan no more often
  * than that.
  *
- * Measured: the newest operations under stock and under the plan, by size (a class is a power of
- * two), both in the same state of the nodes. Medians are compared. Where the plan is slower in a
- * class, it is given up for that size and all below: `from` grows. Where stock was not measured in
- * a class in which the plan was, the plan makes way for a few operations, once in a state.
+ * Measured: the newest operations under stock and under the plan, in the same state of the nodes,
+ * by size. A class is a power of two. Medians are compared. Where the plan is slower in a class, it
+ * is given up for that size and all below: `from` grows. Where stock was not measured in a class in
+ * which the plan was, the plan makes way for a few operations, once in a state.
  */
 #ifndef R2_PLAN_POLICY_H
 #define R2_PLAN_POLICY_H

@@ -9,9 +9,9 @@
  *      them, and add all in this order. Without any of these there is no contribution.
  *   3. up >= 0: send the contribution to `up`.
  *   4. The sum. down >= 0: receive it from `down` into the output. Input and output may be one
- *      buffer, so first (3) has to end, and the step `reader` - 1, which sends this piece of the
- *      input as it is. up < 0 and down < 0: the contribution is the sum; it goes into the output
- *      (own == OUTPUT without in[]: it is there already).
+ *      buffer. So first (3) has to end. The step `reader` - 1, which sends this piece of the input
+ *      as it is, has to end as well. up < 0 and down < 0: the contribution is the sum; it goes into
+ *      the output (own == OUTPUT without in[]: it is there already).
  *   5. Send the sum to each rank of out[].
  *
  * A step ends when all that it sends and receives is done. A step with count 0 does nothing and
@@ -116,7 +116,7 @@ int r2_schedule_ring(struct r2_schedule *s, const struct r2_schedule_data *data,
 
 /* R2CCL-AllReduce (mode 3) with one slow rank. The last `tail` of the data, in units, goes round a
  * ring without `slow`, beside the ring of all with the rest. Then, in `chunks` equal parts, `slow`
- * sends its contribution of the tail to one helper, which adds it and sends the sum along the chain
+ * sends its contribution of the tail to one helper. That adds it and sends the sum along the chain
  * of the others; `slow` is the last of the chain. p >= 3, chunks >= 1, tail < R2_SCHEDULE_UNIT. */
 int r2_schedule_r2ccl(struct r2_schedule *s, const struct r2_schedule_data *data, int me, int slow,
                       uint32_t tail, unsigned int chunks);

@@ -3,8 +3,8 @@
  *
  * The model: a node is one rank with a full-duplex port; the network between the ports is free.
  * Cores count by the messages that they handle.
- * - No schedule takes less than max(n / least rate, 2 (p - 1) n / sum of rates), n the bytes of one
- *   rank's data, for each of the two directions.
+ * - No schedule takes less than max(n / least rate, 2 (p - 1) n / sum of rates), for each of the
+ *   two directions. n: the bytes of one rank's data.
  * - `direct`: a rank that owns the share w sends and receives n (1 + (p - 2) w). For p >= 3 some
  *   weights meet the bound if each node's two directions are equal. Of C rounds the first is filled
  *   before sums flow: times 1 + 1/C.

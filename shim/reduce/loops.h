@@ -1,9 +1,10 @@
-/* The loops of one level, for levels.c, which includes this file once for each level with
- *   LEVEL  the suffix of its names
- *   W      bytes of a vector
- *   TARGET the attributes of its functions. NO_ASAN is one: gcc's instrumented frames are aligned
- * to 32 bytes, but vectors of AVX-512 need 64. HALVES, JOINED (or none) conversions of float16: a
- * part of a vector, and two parts together and undefines these at its end.
+/* The loops of one level. levels.c includes this file once for each level, with these defined:
+ *   LEVEL           the suffix of its names.
+ *   W               bytes of a vector.
+ *   TARGET          the attributes of its functions. NO_ASAN is one: gcc's instrumented frames are
+ *                   aligned to 32 bytes, but vectors of AVX-512 need 64.
+ *   HALVES, JOINED  conversions of float16, or none: a part of a vector, and two parts together.
+ * It undefines these at its end.
  *
  * A loop takes R2_REDUCE_STEP bytes (W bytes for small types) of every contribution, one after the
  * other, with the accumulators in registers. Types of 8 and 16 bits are taken out of vectors of

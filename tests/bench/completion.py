@@ -1,10 +1,10 @@
 """Completion errors of RDMA: how long until one is known on both ends and traffic goes on.
 
-Rung 3, over the stand-in for libibverbs (tests/fakeverbs): the next request of a NIC fails with a
-code that devices and fabrics give, at the sending or the receiving node in turn, while one pair of
-processes sends messages without pause over the queue pairs of two loopback NICs. Counted from when
-that request failed, by the stand-in's clock. It cannot show how long a real NIC retries before it
-says so, nor what its driver does then.
+Rung 3, over the stand-in for libibverbs (tests/fakeverbs). The next request of a NIC fails with a
+code that devices and fabrics give, at the sending or the receiving node in turn. Meanwhile one pair
+of processes sends messages without pause over the queue pairs of two loopback NICs. Counted from
+when that request failed, by the stand-in's clock. It cannot show how long a real NIC retries before
+it says so, nor what its driver does then.
 """
 
 from __future__ import annotations

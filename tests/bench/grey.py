@@ -1,8 +1,8 @@
 """A NIC that is slow or loses packets, but lives: what is left of AllReduce, and how soon.
 
 Rung 4. Four NICs of 1 Gbit/s on two nodes; one of them is slowed to a tenth by the lab's shaper, or
-loses a few per cent of its packets (nf_tables), under a running AllReduce on the stand-in. What is
-kept stands beside the same run with R2CCL_GREY=0 and beside what the rates add up to. "What the
+loses a few per cent of its packets (nf_tables). An AllReduce on the stand-in runs meanwhile. What
+is kept stands beside the same run with R2CCL_GREY=0 and beside what the rates add up to. "What the
 rates add up to" is the run's own bus bandwidth before the fault, in proportion to the rates: so the
 overhead of the stand-in and of the machine is on both sides.
 """

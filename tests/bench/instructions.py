@@ -1,6 +1,6 @@
 """Instructions that the engine and its transport spend on a message: over queue pairs of the
 stand-in for libibverbs, beside sockets. One process pair on a loopback NIC, both sides counted by
-callgrind, the difference of two runs of different length, so that the start is not in it.
+callgrind. The figure is the difference of two runs of different length: the start is not in it.
 
 Counted is what was compiled from net_plugin/, inlined parts of libibverbs' header included: not the
 C library (copies, locks), not the kernel, not the stand-in. Callgrind runs one thread at a time, so

@@ -2,9 +2,9 @@
 
 Rung 4. Three ranks on three nodes go round a ring without pause; a fault is made, and every process
 that lost a path has to say in its journal which NIC is at fault. A case is right when both ends of
-each pair of nodes that the fault separates have given a verdict, and every verdict given is right.
-Times are counted from just before the lab is asked to break something: finding out that a path is
-silent is in them. It cannot show what a physical switch does.
+each pair of nodes that the fault separates have given a verdict, and every verdict is right. Times
+are counted from just before the lab is asked to break something: finding out that a path is silent
+is in them. It cannot show what a physical switch does.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ Truth = Callable[[End, End], str | None]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault: how it is made on a NIC of node `a` (and `b`), what is true of any pair of
-    NICs, and which (judging node, other node) have to give a verdict on the rail."""
+    """A kind of fault: how it is made on a NIC of node `a` (and `b`), and what is true of any pair
+    of NICs. Also which (judging node, other node) have to give a verdict on the rail."""
 
     name: str
     make: Callable[[Lab, str, int, int], None]

@@ -3,9 +3,9 @@
  *   R2CCL_NICS=nic0,nic1 msgs --listen 10.250.0.2:7000
  *   R2CCL_NICS=nic0,nic1 msgs --dial 10.250.0.2:7000 --bytes 256M
  *
- * The receiver listens, the sender dials and says what to do: --size N per message (1M),
- * --outstanding N messages per connection (4), --conns N connections, homes in turn (1),
- * --bytes N per iteration, --iters N (3), --warmup N bytes before (16M), --poll-us N that the
+ * The receiver listens, the sender dials and says what to do: --size N per message (1M);
+ * --outstanding N messages per connection (4); --conns N connections, homes in turn (1);
+ * --bytes N per iteration; --iters N (3); --warmup N bytes before (16M); --poll-us N that the
  * caller sleeps when nothing moved (50; 0: yields and tries again, as NCCL does).
  * --seconds N runs one iteration until then, or until SIGTERM, instead.
  * --log FILE (receiver): when each message was done, 64-bit ns of CLOCK_MONOTONIC, in order.

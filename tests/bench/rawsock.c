@@ -4,9 +4,9 @@
  *   rawsock --listen 10.250.0.2:7000 --nic 10.1.0.2%nic0 --nic 10.2.0.2%nic1
  *   rawsock --dial 10.250.0.2:7000 --nic 10.1.0.1%nic0 --nic 10.2.0.1%nic1 --bytes 256M
  *
- * The receiver listens, the sender dials and says what to do: --streams N per NIC (1), --threads N
- * (1, of each side), --size N per message (1M), --outstanding N buffers in turn per stream (4),
- * --bytes N per iteration, or --seconds N instead, --iters N (3), --warmup N bytes before (16M).
+ * The receiver listens, the sender dials and says what to do: --streams N per NIC (1); --threads N
+ * (1, of each side); --size N per message (1M); --outstanding N buffers in turn per stream (4);
+ * --bytes N per iteration, or --seconds N instead; --iters N (3); --warmup N bytes before (16M).
  * NIC i of one side talks to NIC i of the other; %DEVICE binds to the device as well. All streams
  * of an iteration take their messages from one pool, so that unequal NICs end together.
  *

@@ -1,11 +1,11 @@
 """How long until a lost NIC is known on both ends and traffic goes on, over many faults.
 
-Rung 4. One pair of processes sends messages without pause through all faults; a NIC of either
-node loses its carrier, its packets vanish in silence (those of one direction, too), or its
-connections are reset by the kernel (`ss -K`; the last three not in the smoke run). Times are
-CLOCK_MONOTONIC of this machine, counted from just before the lab is asked to break the NIC, so that
-the milliseconds the lab itself takes are on the plugin's account; their median is printed beside.
-Completion errors of RDMA are completion.py's.
+Rung 4. One pair of processes sends messages without pause through all faults. A NIC of either node
+loses its carrier, its packets vanish (those of one direction, too), or the kernel resets its
+connections (`ss -K`; the last three not in the smoke run). Times are CLOCK_MONOTONIC of this
+machine, counted from just before the lab is asked to break the NIC. So the milliseconds the lab
+itself takes count as the plugin's; their median is printed beside. Completion errors of RDMA are
+completion.py's.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
  *
  *   star --peers 64 --nics 8 --seconds 5 [--active | --bare | --blind]
  *
- * The hub forks light peers, each an engine of its own on loopback NICs, opens one connection to
+ * The hub forks light peers, each an engine of its own on loopback NICs. It opens one connection to
  * each and sends it one small message. Then nothing moves; with --active a bulk message waits on
- * every connection for its clear-to-send, so that every path counts as busy. After that, over the
- * given seconds: CPU of the hub's I/O threads and of the whole hub, heartbeats, and what its
- * sockets put on the wire in both directions (66 bytes of headers per segment), as a line of JSON.
+ * every connection for its clear-to-send, so that every path counts as busy. After that it prints a
+ * line of JSON over the given seconds: CPU of the hub's I/O threads and of the whole hub;
+ * heartbeats; what its sockets put on the wire both ways (66 bytes of headers per segment).
  *
  * --bare: no engine. One thread makes the system calls of active paths' heartbeats on as many plain
  * TCP connections: every 100 ms, for each of them, has the last one been acknowledged, and the next

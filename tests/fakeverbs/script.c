@@ -1,84 +1,84 @@
 /* Chaos and commands.
  *
  * R2_FAKEVERBS_CHAOS, and the command "chaos ...": words NAME=NUMBER separated by commas:
- *   seed=N           of the random numbers (0: from the clock; printed with verbose=1)
- *   late_write=N     of 1000 writes land only after their acknowledgement
- *   late_cqe=N       of 1000 completions come late
- *   late_us=N        how late at most, for both
+ *   seed=N           of the random numbers (0: from the clock; printed with verbose=1).
+ *   late_write=N     of 1000 writes land only after their acknowledgement.
+ *   late_cqe=N       of 1000 completions come late.
+ *   late_us=N        how late at most, for both.
  *   overtake=1       a late completion holds back only those of its own work queue (send or receive
- *                    queue of one queue pair); else all that are behind it in its completion queue
- *   cmd_us=N         how long a verbs command takes before it has any effect, at most
+ *                    queue of one queue pair); else all that are behind it in its completion queue.
+ *   cmd_us=N         how long a verbs command takes before it has any effect, at most.
  *   dry=1            as soft-RoCE: flushes take 10 ms, and a receive that is posted to a queue
- *                    without any in ERR is never flushed
+ *                    without any in ERR is never flushed.
  *   gpu=1            what is written into DMA buffers is not seen there before the same device
- *                    has read from one
- *   lost_cqe=N       of a million completions vanish
- *   error=N          of a million requests fail with some code
- *   damage=N         of a million writes of more than a heartbeat arrive with a changed byte
+ *                    has read from one.
+ *   lost_cqe=N       of a million completions vanish.
+ *   error=N          of a million requests fail with some code.
+ *   damage=N         of a million writes of more than a heartbeat arrive with a changed byte.
  *
  * Commands, one per datagram:
- *   port DEV PORT up|down|blackhole   the event follows for up and down
- *   inject DEV STATUS       the next request of the device fails with that enum ibv_wc_status
- *   injected                answers when that was, in nanoseconds of CLOCK_MONOTONIC (0: not yet)
+ *   port DEV PORT up|down|blackhole   the event follows for up and down.
+ *   inject DEV STATUS       the next request of the device fails with that enum ibv_wc_status.
+ *   injected                answers when that was, in nanoseconds of CLOCK_MONOTONIC (0: not yet).
  *   lose DEV KIND [N]       the next completion (the next N) whose wr_id >> 48 is KIND never comes
- *                           (KIND 0: takes it back)
+ *                           (KIND 0: takes it back).
  *   most DEV N              requests of more than N bytes vanish, and with them what follows on
- *                           their queue pairs (0: takes it back)
- *   event DEV TYPE PORT     an asynchronous event, by number of enum ibv_event_type
+ *                           their queue pairs (0: takes it back).
+ *   event DEV TYPE PORT     an asynchronous event, by number of enum ibv_event_type.
  *   queue DEV TYPE N        one of its N-th queue pair that is connected, or of that one's
- *                           completion queue
+ *                           completion queue.
  *   freeze DEV N            its N-th queue pair that is connected neither completes nor fails
- *                           anything any more
- *   gid DEV PORT INDEX A.B.C.D   another entry (0.0.0.0: none), and the event
+ *                           anything any more.
+ *   gid DEV PORT INDEX A.B.C.D   another entry (0.0.0.0: none), and the event.
  *   lid DEV PORT LID        the subnet manager gives the port another LID, and says so: it is met
- *                           there from now on; queue pairs that are connected work on
- *   pkey DEV PORT INDEX KEY another partition key, and the event; queue pairs keep theirs
+ *                           there from now on; queue pairs that are connected work on.
+ *   pkey DEV PORT INDEX KEY another partition key, and the event; queue pairs keep theirs.
  *   fatal DEV               the device fails: event, no command works, nothing moves; it stays
- *                           listed
+ *                           listed.
  *   remove DEV              hot-unplug: event, no command works, it is listed no more, and what was
- *                           made on it is gone
- *   vanish DEV              the same without a word: no event, commands succeed, nothing arrives
+ *                           made on it is gone.
+ *   vanish DEV              the same without a word: no event, commands succeed, nothing arrives.
  *   unload DEV              as soft-RoCE is taken away: listed no more, not opened any more; all on
- *                           it works on, and it is there until it is closed
+ *                           it works on, and it is there until it is closed.
  *   restore DEV [NAME]      it is listed again, as another device of the same GUID, under that
- *                           name; it refuses the registrations that the old one was to refuse
+ *                           name; it refuses the registrations that the old one was to refuse.
  *   hang DEV 0|1|2          commands do not come back; those of a device that was removed: unhang
- *                           (2: nor does what is asked about a port)
- *   hang DEV open|pd|device|gid|port|port1|port2   that one call does not come back, until unhang
+ *                           (2: nor does what is asked about a port).
+ *   hang DEV open|pd|device|gid|port|port1|port2   that one call does not come back, until unhang.
  *   refuse DEV reg|dereg|err|destroy|chain N   so many commands fail; dereg: of a page or more;
- *                           chain: of so many chains of send requests only the first one is taken
+ *                           chain: of so many chains of send requests only the first one is taken.
  *   chaos ...
- *   attr NAME               answers with what fv_attr (fake.h) tells
- *   overtaken               answers how many completions came before an older one of their queue
+ *   attr NAME               answers with what fv_attr (fake.h) tells.
+ *   overtaken               answers how many completions came before an older one of their queue.
  *
  * fv_script(), for a test in the same process (dlsym): the next large write is caught, and lands
  * when the test says so, not before.
  *   late MIN      it is acknowledged, but not in memory; nothing behind it on its queue pair is
- *                 executed, no flush of its queue pair is delivered, and it is not destroyed
- *   network MIN   it is under way to its responder, with all that follows it
- *   undying       destroying its responder does not come back either
- *   break         its requester gives up: RETRY_EXC_ERR
- *   release       all of that is over: it arrives
+ *                 executed, no flush of its queue pair is delivered, and it is not destroyed.
+ *   network MIN   it is under way to its responder, with all that follows it.
+ *   undying       destroying its responder does not come back either.
+ *   break         its requester gives up: RETRY_EXC_ERR.
+ *   release       all of that is over: it arrives.
  *   damage write|send|head MIN [AT]   instead: the next RDMA write, send, or send with an immediate
- *                 of that many bytes arrives with a changed one (that one, else the middle), and
- *                 nobody is told; answers 2 then
- *   show          as the driver of a GPU does it: everything that was written is visible
- *   closed        answers how many devices were closed
- *   freeze QPN    the same, and it never gives up: its requests neither complete nor fail
- *   only ADDR     of all there is, only what was registered there is not deregistered (0: any)
- *   mute QPN      requests of that queue pair vanish, as where a switch has one way of several that
- *                 is broken, and this one's packets go by it
+ *                 of that many bytes arrives with a changed one (that one, else the middle);
+ *                 nobody is told; answers 2 then.
+ *   show          as the driver of a GPU does it: everything that was written is visible.
+ *   closed        answers how many devices were closed.
+ *   freeze QPN    the same, and it never gives up: its requests neither complete nor fail.
+ *   only ADDR     of all there is, only what was registered there is not deregistered (0: any).
+ *   mute QPN      requests of that queue pair vanish: as where a switch has one way of several that
+ *                 is broken, and this one's packets go by it.
  *   slow QPN RATE requests of that queue pair leave with so many bytes/s, and it never gives up: as
- *                 where packets get lost, and each one that arrives ends the counting of retries
- *   receives QPN  answers how many receives are posted on it
+ *                 where packets get lost, and each one that arrives ends the counting of retries.
+ *   receives QPN  answers how many receives are posted on it.
  *   peer ADDR LEN VIEW   a peer memory module knows that memory of a device, which needs no mapping
- *                 there: VIEW is the device's side of it (LEN 0: known no more)
- *   held DEV ADDR answers how many registrations of that address the device has
- *   hung DEV      answers how many calls of the device do not come back
- *   unread DEV    answers how many of its events nobody has read
- *   where         answers 10 and the last digit of the device's name that sent what was caught
- *   source        answers the number of the queue pair that sent what was caught or damaged
- *   !COMMAND      as above
+ *                 there: VIEW is the device's side of it (LEN 0: known no more).
+ *   held DEV ADDR answers how many registrations of that address the device has.
+ *   hung DEV      answers how many calls of the device do not come back.
+ *   unread DEV    answers how many of its events nobody has read.
+ *   where         answers 10 and the last digit of the device's name that sent what was caught.
+ *   source        answers the number of the queue pair that sent what was caught or damaged.
+ *   !COMMAND      as above.
  * Answers 1 once it is caught, 2 once it has landed.
  */
 #define _GNU_SOURCE

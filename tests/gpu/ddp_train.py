@@ -6,8 +6,8 @@ torchrun or run_ddp.py does. A small transformer of some tens of MB, so that the
 of DDP cross the network in every step. It prints one JSON object a line: each step (rank 0), and
 at the end of every rank the SHA-256 of all its losses and of its weights.
 
-The inputs are random vectors and attention is spelled out, because embeddings and fused attention
-have backward passes whose sums depend on the order of the threads.
+The inputs are random vectors and attention is spelled out: embeddings and fused attention have
+backward passes whose sums depend on the order of the threads.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Starts WORLD ranks on this machine, each a node of its own or --per-node of them (NCCL_HOSTID), on
 GPUs in turn, over loopback NICs. Each rank checks that work before an AllReduce on its stream is
-seen by it, that work behind it sees its result, several operations and two communicators under way
-at once, in place and on the default stream, memory freed meanwhile, then times sizes. One JSON line
-of rank 0 has the times.
+seen by it, and that work behind it sees its result. It also checks several operations and two
+communicators under way at once, in place and on the default stream, and memory freed meanwhile.
+Then it times sizes. One JSON line of rank 0 has the times.
 
     python3 tests/gpu/direct_app.py --world 2 --build build [--nccl PATH] [--sizes 1M,64M]
     R2CCL_ALLREDUCE=direct python3 tests/gpu/direct_app.py ...

@@ -1,7 +1,7 @@
 """Schedules of NIC failures that follow the progress of a job, not the clock.
 
-An event happens when the job has done a given share of its work (so that a fast and a slow job
-both meet it in the middle), or a number of milliseconds after the event before it.
+An event happens when the job has done a given share of its work: a fast and a slow job both meet it
+in the middle. Or it happens a number of milliseconds after the event before it.
 """
 
 from __future__ import annotations

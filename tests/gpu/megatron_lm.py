@@ -3,10 +3,10 @@
 
 One rank of it, driven by run_ddp.py --program megatron_lm.py, with a checkout of Megatron-LM on
 PYTHONPATH (that of 2026-08-22, d98e8a6, was run). Its script, arguments, training loop, data and
-optimizer are what runs, on mock data and with the local layer spec, so that neither Transformer
-Engine nor Apex is needed; only the function that trains one step is watched, for the loss it
-returns and the weights it leaves. Prints the same JSON lines as ddp_train.py; the losses are summed
-over the ranks that know one. Arguments of pretrain_gpt.py may follow ours.
+optimizer are what runs, on mock data and with the local layer spec. So neither Transformer Engine
+nor Apex is needed; only the function that trains one step is watched, for the loss it returns and
+the weights it leaves. Prints the same JSON lines as ddp_train.py; the losses are summed over the
+ranks that know one. Arguments of pretrain_gpt.py may follow ours.
 
 On a GPU only. The data's helpers are compiled by Megatron-LM with make and pybind11, unless
 the checkout's megatron/core/datasets holds them already (megatron-core's wheel has them, too).

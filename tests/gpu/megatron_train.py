@@ -3,10 +3,10 @@
 
 One rank of it, driven by run_ddp.py --program megatron_train.py and started like ddp_train.py. The
 model, its parallel layers, the pipeline's schedule, gradient buffers and optimizers are those of
-megatron-core (0.16.1 was tried) with its local layer spec, so that neither Transformer Engine nor
-Apex is needed. --tp and --pp say how many ranks share a layer and how many stages there are; the
-others are data parallel, with the distributed optimizer. Prints the same JSON lines as
-ddp_train.py; the losses are those of the last stage, averaged over the data-parallel ranks.
+megatron-core (0.16.1 was tried). Its local layer spec needs neither Transformer Engine nor Apex.
+--tp and --pp say how many ranks share a layer and how many stages there are; the others are data
+parallel, with the distributed optimizer. Prints the same JSON lines as ddp_train.py; the losses are
+those of the last stage, averaged over the data-parallel ranks.
 """
 
 from __future__ import annotations

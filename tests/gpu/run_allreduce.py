@@ -11,10 +11,9 @@
 Nodes are network namespaces with veth NICs that tc shapes; 1 rank per node, which share GPUs where
 there are fewer. Two jobs of r2ccl_perf per turn, all sizes in turn in each, every value of every
 operation checked: NCCL_ALGO=Ring without plans, and only LD_PRELOAD and R2CCL_PLAN=auto. NICs are
-really taken away under the running job. Prints a table beside the models (docs/shim.md), by the
-rate that the shapers were told, less headers, and by what raw TCP carried over each NIC in the same
-run (build/bench/rawsock); and what each change took. --json FILE has everything. Ends within
---budget seconds.
+really taken away under the running job. Prints what each change took, and a table beside the models
+(docs/shim.md). Those are by the shapers' rate, less headers, and by what raw TCP carried over each
+NIC in the same run (build/bench/rawsock). --json FILE has everything. Ends within --budget seconds.
 Exit code 0: all ran and no value was wrong; 1: not; 2: usage, or something is missing.
 """
 

@@ -5,8 +5,8 @@
     run_matrix.py --rows jax,cupy,generations            # some of them
     run_matrix.py --list
 
-Every row takes a NIC away in the middle of a job that has only the shim, unless it says otherwise,
-and passes only if the numbers are right and the plugin's journal has seen the NIC go: otherwise the
+Every row takes a NIC away in the middle of a job that has only the shim, unless it says otherwise.
+It passes only if the numbers are right and the plugin's journal has seen the NIC go: otherwise the
 traffic went somewhere else. Left out, with the reason: rows that no longer fit into --budget, rows
 whose Python package --python has not, and nccl-tests' without NCCL_TESTS (run_nccl_tests.py).
 Exit code 0: every row that ran passed, and one did; 1: not; 2: usage, or no GPU.

@@ -123,8 +123,8 @@ def best_words(out: nccl_output.Output) -> str:
 def medians(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Per operation, protocol and size: each variant's median, and r2ccl beside the best other.
 
-    The ratio is r2ccl's time over the best time up to 1 MiB (lower is better), its bus bandwidth
-    over the best above (higher is better). Out-of-place figures; the JSON keeps both halves.
+    The ratio is r2ccl's time over the best time up to 1 MiB (lower is better). Above, it is the bus
+    bandwidth over the best (higher is better). Out-of-place figures; the JSON keeps both halves.
     """
     ours: set[str] = set()
     cells: dict[tuple[str, str, int], dict[str, list[tuple[float, float]]]] = {}
@@ -253,8 +253,8 @@ def first_after(events: Sequence[dict[str, Any]], pid: int, names: Sequence[str]
 def kill_times(events: Sequence[dict[str, Any]], pids: Sequence[int],
                killed: float) -> dict[str, list[float | None]]:
     """Of each process, in seconds since the kill: when its engine gave the dead one up (None: it
-    has no connection to it), and when NCCL could tell the application, which is the same with the
-    plugin alone, and with the shim later (other ranks are told first) or by another rank's word."""
+    has no connection to it). Also when NCCL could tell the application. With the plugin alone that
+    is the same; with the shim it is later (others are told first) or by another rank's word."""
     known = [first_after(events, pid, ("peer-gone", "connection-failed"), killed) for pid in pids]
     shim = [first_after(events, pid, ("error",), killed) for pid in pids]
     told = [k if s is None else s for k, s in zip(known, shim, strict=True)]

@@ -13,8 +13,8 @@ its carrier for good. R2CCL serves on: figures of those requests, with the NIC l
 back. Sockets hang: they are watched for --hang seconds, killed, and started anew over the NICs that
 are left; the time to the first token is measured.
 "through the loss" has the requests that were in flight then, or came within 3 s after it.
-With --turns no NIC fails: one server for each variant, all up at once in labs of their own, are
-asked in turn, so that what the machine does meanwhile meets all of them.
+With --turns no NIC fails. One server for each variant, all up at once in labs of their own, are
+asked in turn. So what the machine does meanwhile meets all of them.
 Times are milliseconds: compare ratios only. Exit code 0: R2CCL answered everything; 1: not.
 """
 

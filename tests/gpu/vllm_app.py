@@ -3,8 +3,8 @@
 
 One rank of it, driven by run_ddp.py --program vllm_app.py --variants dlopen (or named, with --train
 so=BUILD/nccl/libnccl.so.2): vLLM's engine with its executor for launchers from outside, tensor or
-pipeline parallel over all ranks, a Llama of random weights, no tokenizer and no download. A step
-is one call of LLM.generate: a batch of prompts that differ from step to step, read and continued
+pipeline parallel over all ranks. A Llama of random weights, no tokenizer and no download. A step is
+one call of LLM.generate: a batch of prompts that differ from step to step, read and continued
 greedily; its "loss" is a digest of the tokens and their log-probabilities, and so is what stands
 for weights at the end. vLLM's own all-reduce inside a node is off, since the emulated nodes share
 this machine. With --graph 1 the continuation runs under CUDA graphs, with the AllReduces in them.

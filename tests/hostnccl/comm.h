@@ -1,7 +1,7 @@
 /* A communicator of the stand-in and its parts, as NCCL has them:
- *   service thread    every plugin call about connections and memory (service.c, conn.c)
- *   progress thread   isend, irecv, test; sleeps when no operation is active (progress.c)
- *   "GPU" threads     fill send buffers, consume receive buffers, reduce (gpu.c, protocol.c)
+ *   service thread    every plugin call about connections and memory (service.c, conn.c).
+ *   progress thread   isend, irecv, test; sleeps when no operation is active (progress.c).
+ *   "GPU" threads     fill send buffers, consume receive buffers, reduce (gpu.c, protocol.c).
  * Callers' threads make launches out of API calls (group.c, launch.c) and wait for them.
  */
 #ifndef HOSTNCCL_COMM_H
@@ -169,8 +169,8 @@ void hn_comm_free(struct ncclComm *comm);
 int hn_service_start(struct ncclComm *comm);
 void hn_service_stop(struct ncclComm *comm);
 /* Runs the jobs, all at once, and waits. First result that is not success. With a deadline (of
- * hn_util_now; 0: none, all are run to their ends) the rest is cancelled when one has failed, when
- * the time is over (ncclRemoteError), or when the communicator is stopped. */
+ * hn_util_now; 0: none, all are run to their ends) the rest is cancelled in three cases. One has
+ * failed, the time is over (ncclRemoteError), or the communicator is stopped. */
 ncclResult_t hn_service_run(struct ncclComm *comm, struct hn_job *jobs, int count,
                             uint64_t deadline);
 

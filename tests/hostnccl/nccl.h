@@ -1,6 +1,6 @@
 /* Public interface of the stand-in for NCCL on host memory: the part of NCCL's C interface that
- * this project uses, declared by us and binary compatible with the real libnccl.so.2, so that one
- * program runs on both.
+ * this project uses. We declare it, binary compatible with the real libnccl.so.2: one program runs
+ * on both.
  *
  * Differences of the stand-in: buffers are host memory; `stream` is ignored. Unless the
  * environment says HOSTNCCL_ASYNC=1 an operation has completed when the call, or the outermost

@@ -1,4 +1,4 @@
-/* Lines of LL (4 bytes of data, 4 of flag) and LL128 (120 bytes of data, 8 of flag), and the
+/* Lines of LL (4 bytes of data, 4 of flag) and LL128 (120 bytes of data, 8 of flag). And the
  * pattern that buffers hold while the plugin must not touch them. */
 #include <string.h>
 

@@ -102,7 +102,7 @@ ncclStream_t perf_gpu_stream(void);
 int perf_gpu_query(void);
 
 /* data.c: every rank's input is a table of a prime number of elements, repeated, shifted by the
- * iteration, so that stale, missing and misplaced data differ from what is expected. */
+ * iteration. So stale, missing and misplaced data differ from what is expected. */
 enum { PERF_PERIOD = 131071 };
 struct perf_data {
     ncclDataType_t type;

@@ -1,8 +1,8 @@
 /* Who am I, and how does the unique id come from rank 0 to the others.
  *
- * A port may be another job's, or become it: rank 0 is told whose rank asks (the launcher's token
- * or name for the job, the number of ranks, the rank) and gives the id to its own only. Who is
- * turned away tries again, since its own rank 0 may take the port next. */
+ * A port may be another job's, or become it. So rank 0 is told whose rank asks (the launcher's
+ * token or name for the job, the number of ranks, the rank). It gives the id to its own only. Who
+ * is turned away tries again, since its own rank 0 may take the port next. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netdb.h>

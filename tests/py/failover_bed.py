@@ -1,5 +1,5 @@
 """Two engines that move checked messages (build/stress/pair), or ranks that check every value of
-their collectives (r2ccl_perf on the stand-in for NCCL), and what a test does to them: faults by NIC
+their collectives (r2ccl_perf on the stand-in for NCCL). And what a test does to them: faults by NIC
 and direction through the control segment, signals, a look at the journal.
 
 In a pair the parent sends and is called `tx`, its child receives and is called `rx`; with

@@ -5,7 +5,7 @@
 Two communicators: all ranks, and a split of it with the ranks the other way round. Operations
 alternate. FOLDER/stop has the number of the last one of each. FOLDER/RANK gets a line per
 operation: communicator, number, the digest of the result's bytes. Exit codes: 0, or 2 after an
-error of NCCL: then both communicators are aborted, FOLDER/aborted.RANK appears, and a line of JSON
+error of NCCL. Then both communicators are aborted, and FOLDER/aborted.RANK appears. A line of JSON
 says how long that took and how long until no thread of the shim makes a communicator any more.
 """
 

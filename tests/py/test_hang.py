@@ -1,5 +1,5 @@
-"""Why a job is stalled: the rank and the NIC that a hang points at, out of made-up looks (rung 1),
-and of real jobs whose NICs are gone, whose rank calls nothing or is stopped (rung 3, loopback). It
+"""Why a job is stalled: the rank and the NIC that a hang points at. Looks are made up (rung 1), or
+of real jobs (rung 3, loopback). Their NICs are gone, or a rank calls nothing or is stopped. It
 cannot prove what a fabric's own failures look like."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The pieces that NCCL cuts sends and receives into (R2CCL_P2P_CHUNK), as the stand-in takes them.
 
-Rung 3. That NCCL reads the variable after the plugin's first call, as the stand-in does, is for
-real NCCL to show (its log says "P2P Chunksize set to"); when it is set, test_p2pchunk's matter.
+Rung 3. Real NCCL has to show that it reads the variable after the plugin's first call, as the
+stand-in does. Its log says "P2P Chunksize set to"; when it is set, test_p2pchunk's matter.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 one NIC of two.
 
 Rung 3, every value checked after each iteration. What is shown is that all ranks take a plan and
-leave it alike, what it costs before, and what is said where there is none; not how fast it is.
+leave it alike, and what it costs before. Also what is said where there is none; not how fast it is.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the shim adds to a collective that it does not replace, on an NCCL that does nothing: what
 does not depend on the machine is counted, and the time is held against the target.
 
-Rung 3. One communicator of one rank, and one of two whose ranks have met (an error of the other one
-is told at the end, which proves it). Not here: a plan in force, other threads on the same core.
+Rung 3. One communicator of one rank, and one of two whose ranks have met. An error of the other one
+is told at the end, which proves it. Not here: a plan in force, other threads on the same core.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ def same(folder: Path, ranks: int) -> None:
 
 
 def test_suspend_and_revoke_under_a_plan(build: Build, tmp_path: Path) -> None:
-    """Operations of a suspended communicator are refused, one that waits for a rank that stands
-    still ends, and the other ranks go on without that one, with a plan of their own."""
+    """Operations of a suspended communicator are refused. One that waits for a rank that stands
+    still ends. The other ranks go on without that one, with a plan of their own."""
     name = "revokes"
     with working(build, name, tmp_path, "life_worker.py", RANKS, "revoke") as running:
         until(lambda: meets(name, RANKS), "the ranks meet", 60)

@@ -117,8 +117,8 @@ def test_last_rdma_is_not_drained(build: Build) -> None:
 
 @pytest.mark.parametrize("status", [1, 5, 12, 22], ids=lambda code: f"wc{code}")
 def test_completion_codes(build: Build, status: int) -> None:
-    """Whatever code (ibv_wc_status; test_verbs_tables.c has all) a request fails with, the path
-    ends, the journal says whose fault it was, and the job goes on over the other one."""
+    """Whatever code a request fails with (test_verbs_tables.c has all), the path ends and the job
+    goes on over the other one. The journal says whose fault it was; a flush is nobody's."""
     env = settings(build, **PATIENT)
     with running_pair(build.path, *BULK, nics=loopback(2), **env) as pair:
         for nic in ("127.0.1.1", "127.0.2.1"):

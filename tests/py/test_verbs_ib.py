@@ -49,9 +49,9 @@ def pairs_up(seen: Snapshot) -> set[tuple[str, str]]:
 
 
 def test_ports_are_nics(build: Build) -> None:
-    """Each port is a NIC with its own name, GUID, LID and rail; queue pairs carry all, and the
-    interface over which they were agreed on carries nothing more once they are there (a machine
-    that is slow enough has them after the first messages)."""
+    """Each port is a NIC with its own name, GUID, LID and rail. Queue pairs carry all. Once they
+    are there, the interface over which they were agreed on carries nothing more. On a slow machine
+    that may be after the first messages."""
     with running_pair(build.path, *BULK, nics=PORTS, **ib(build)) as pair:
         over(pair, "verbs", 2)
         before = seen = pair.tx.snapshot()
@@ -112,7 +112,7 @@ def test_port_that_comes_up_later(build: Build) -> None:
 
 def test_other_subnet_by_grh(build: Build) -> None:
     """Ports of different subnets reach each other by GID, through a router; by LID alone they
-    could not. The own port of rail 2 is down here, that of rail 1 at the peer, so that the only way
+    could not. The own port of rail 2 is down here, that of rail 1 at the peer. So the only way
     leads from subnet 0 to subnet 1."""
     with running_pair(build.path, *BULK, nics=PORTS, **ib(build, TWO_SUBNETS)) as pair:
         over(pair, "verbs", 2)

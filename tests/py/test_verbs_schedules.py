@@ -20,9 +20,9 @@ from verbs_bed import command, over, settings
 
 
 def schedule(build: Build, seed: int) -> None:
-    """Two ports whose requests fail at random, whose writes land after their acknowledgement (until
-    the queue pair has been drained) and whose completions come late, of odd seeds in another order
-    than that in which queue pairs were used: every byte is right."""
+    """Two ports: requests fail at random, writes land after their acknowledgement (until the queue
+    pair has been drained), completions come late. Those of odd seeds come in another order than
+    that in which queue pairs were used. Every byte is right."""
     rng = random.Random(seed)
     chaos = {
         "seed": seed,
@@ -118,8 +118,8 @@ def tell(pair: Pair, side: str, text: str, device: int, rng: random.Random) -> N
 
 
 def weather(pair: Pair, rng: random.Random, told: list[str]) -> None:
-    """Failures at both ends for some seconds, two at a time, of different kinds, each of one device
-    at one process, and mended a little later. `told` gets what was done."""
+    """Failures at both ends for some seconds, two at a time, of different kinds. Each is of one
+    device at one process, and is mended a little later. `told` gets what was done."""
     failing: dict[int, tuple[float, int, int, str]] = {}
     begun = time.monotonic()
     while failing or time.monotonic() - begun < WEATHER_S:
@@ -143,9 +143,9 @@ def weather(pair: Pair, rng: random.Random, told: list[str]) -> None:
 
 
 def outdoors(build: Build, seed: int) -> None:
-    """What is asked for and what fails, by the seed: ports, GIDs and partition keys, devices that
-    go and come back, commands that hang, completions that get lost, errors, queue pairs that
-    freeze, stopped processes, at both ends."""
+    """What is asked for and what fails at both ends, by the seed: ports, GIDs and partition keys;
+    devices that go and come back; commands that hang; completions that get lost; errors; queue
+    pairs that freeze; stopped processes."""
     rng = random.Random(seed)
     device = rng.random() < 0.3
     words: list[str | int] = ["--device" if device else "--register", "--conns", 2]

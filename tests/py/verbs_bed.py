@@ -36,7 +36,7 @@ def settings(build: Build, **more: str | int) -> dict[str, str]:
     }
 
 
-# A NIC of the stand-in answers from a thread of its process, which a busy machine may keep waiting
+# A NIC of the stand-in answers from a thread of its process. A busy machine may keep that waiting
 # for longer than three heartbeats of 100 ms or all retries; a real one needs nobody. For tests in
 # which a path must not end.
 PATIENT = {"R2CCL_HEARTBEAT": "1s", "NCCL_IB_TIMEOUT": "18"}

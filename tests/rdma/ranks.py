@@ -1,4 +1,4 @@
-"""Two ranks, one per node of a bed, running r2ccl_perf on the stand-in for NCCL in the guest, and
+"""Two ranks, one per node of a bed, running r2ccl_perf on the stand-in for NCCL in the guest. And
 what a test does to their NICs meanwhile. Every wait is bounded; values are checked after every
 iteration."""
 

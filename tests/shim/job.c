@@ -1,12 +1,12 @@
 /* Linked with NCCL (NEEDED libnccl.so.2). argv[1]:
- *   version      prints ncclGetVersion
- *   run N        N AllReduces in a group each, checked, with a split in between
- *   generations N   N times: make the communicators, two AllReduces, destroy
- *   hold         a few operations, prints "held", waits for stdin to end
- *   abort        one rank waits in a collective that the other never joins; a watchdog aborts it
- *   fork         forks with communicators open; the child only looks, the parent goes on
- *   nonblocking  communicators with blocking=0, polled until they are made; then AllReduces
- *   traffic S    AllReduces for S seconds, checked; prints how many
+ *   version      prints ncclGetVersion.
+ *   run N        N AllReduces in a group each, checked, with a split in between.
+ *   generations N   N times: make the communicators, two AllReduces, destroy.
+ *   hold         a few operations, prints "held", waits for stdin to end.
+ *   abort        one rank waits in a collective that the other never joins; a watchdog aborts it.
+ *   fork         forks with communicators open; the child only looks, the parent goes on.
+ *   nonblocking  communicators with blocking=0, polled until they are made; then AllReduces.
+ *   traffic S    AllReduces for S seconds, checked; prints how many.
  */
 #include "job.h"
 #include "../pause.h"

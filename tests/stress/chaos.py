@@ -3,12 +3,12 @@ hang, fail or grow.
 
     .venv/bin/python tests/stress/chaos.py --minutes 10 [--seed N]
 
-Rounds of a job of r2ccl_perf on the stand-in for NCCL: 3 nodes of 4 NICs in a lab of one of its
-variants where network namespaces can be made (rung 4), else on loopback NICs (rung 3, `--bed
+Rounds of a job of r2ccl_perf on the stand-in for NCCL, 3 nodes of 4 NICs. They are in a lab of one
+of its variants where network namespaces can be made (rung 4), else on loopback (rung 3, `--bed
 loopback`). Round n draws everything from seed + n, which the variant and verify mode follow; one
 that fails prints its own command. Faults: links down, flapping links, black holes of each
 direction, loss, slow links, cut pairs, faults inside the engine, drained and weighted NICs, stopped
-ranks, and now and then every NIC of a node away and one given back.
+ranks. Now and then every NIC of a node is away and one is given back.
 What the ranks hold (descriptors beside the sockets of paths that are up, threads, memory) is looked
 at all the while. At the end it may be no more than at the start and a bit. The line of a round says
 what its second half held over the first; in a round of held.LONG_S or more that is bounded, too.

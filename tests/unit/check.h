@@ -10,9 +10,9 @@
  *
  * Usage of the program: [-s SEED] [-l] [-t SECONDS] [NAME ...]. Names are prefixes; without any all
  * tests run. The seed comes from -s, else from the environment's R2_SEED, else from the clock; it
- * is printed, and every test starts with check_rng seeded from it and from the test's name, so
- * that one test alone repeats what it did among all. R2_LONG=N in the environment multiplies what
- * check_rounds returns.
+ * is printed. Every test starts with check_rng seeded from it and from the test's name. So one test
+ * alone repeats what it did among all. R2_LONG=N in the environment multiplies what check_rounds
+ * returns.
  * Exit status: 0 passed, 1 failed, 77 everything skipped. A failed check ends the program at once;
  * a test that runs longer than its time limit (60 s, 150 s under TSan, or -t) fails.
  */

@@ -1,6 +1,6 @@
 /* A process with a control segment and no network: the tests of r2ccl-ctl run against it.
  *
- * Usage: segment_writer [--seconds N] [--job NAME] [--rank R] [--nics K] [--plan P] [--deaf]
+ * Usage: segment_writer [--seconds N] [--job NAME] [--rank R] [--nics K] [--plan P] [--deaf].
  * Opens a segment, fills every table, journals, answers commands until N seconds have passed or
  * stdin ends; then closes in order. Prints "ready NAME-OF-THE-OBJECT" first. --deaf never answers;
  * --plan: a number of enum r2_seg_plan.

@@ -223,8 +223,8 @@ PROCESSES(attack, 3)
 }
 
 /* Who connects is told the process's name, and may call itself by it: that it goes away again is
- * not the end of the process. Then the ranks of this one would have left, and the group with them,
- * so that a rank that is started again would be taken for the first of another. */
+ * not the end of the process. Else the ranks of this one would leave, and the group with them. A
+ * rank that is started again would be taken for the first of another group. */
 static void pose(const uint8_t id[R2_AGREE_ID])
 {
     struct r2_agree_tail tail;

@@ -1,8 +1,8 @@
-/* What a healthy job pays (invariant "a healthy job pays nothing it can notice"), in numbers that
- * do not depend on how busy the machine is: an engine that is connected to itself by real sockets
- * on loopback (rung 3) counts what it does while nothing happens and while messages move. The
- * bounds are a few times what it takes, so that they go red when something begins to poll, to
- * chatter, to send twice or to grow. Seconds and bytes per second are the benchmarks'.
+/* What a healthy job pays (invariant "a healthy job pays nothing it can notice"). The numbers do
+ * not depend on how busy the machine is. An engine is connected to itself by real sockets on
+ * loopback (rung 3). It counts what it does while nothing happens and while messages move. The
+ * bounds are a few times what it takes. So they fail when something begins to poll, to send too
+ * often or twice, or to grow. Seconds and bytes per second are the benchmarks'.
  */
 #define _GNU_SOURCE
 #include <dirent.h>

@@ -12,8 +12,8 @@ static int claim_copy(struct r2_ep *ep, uint64_t off, struct r2_bulk *c)
     return fake_claim(ep, c);
 }
 
-/* The same chunk over two paths: whichever is whole first is placed, the other one is drained, and
- * the reader of the original has let go of the buffer before the copy is placed. */
+/* The same chunk over two paths: whichever is whole first is placed, the other one is drained. The
+ * reader of the original has let go of the buffer before the copy is placed. */
 TEST(copies)
 {
     struct r2_bulk c, copy;

@@ -81,7 +81,7 @@ TEST(no_nic_has_a_say)
 }
 
 /* What is out between NICs of that number ends with the process's word that it has given this one
- * up, until the request ends or `ms` are over. Returns how often; `rc` as remote_test. */
+ * up. Goes on until the request ends or `ms` are over. Returns how often; `rc` as remote_test. */
 static int given_up(int nic, int ms, int *rc)
 {
     int times = 0;

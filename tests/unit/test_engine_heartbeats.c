@@ -1,6 +1,6 @@
 /* Heartbeats of paths that are in use and of paths that are not, over a scripted transport (rung
- * 2): a path that was given nothing is asked seldom although the application waits, silence of one
- * that is in use is known all the same, and an old answer proves nothing. One miss is enough for a
+ * 2). A path that was given nothing is asked seldom although the application waits. Silence of one
+ * that is in use is known all the same. An old answer proves nothing. One miss is enough for a
  * verdict here, so that none of the later ones can come to the help of an old answer. What it
  * cannot prove: that kernels answer in time. */
 #include "check.h"

@@ -291,8 +291,8 @@ TEST(detach_of_cleared)
     remote_end(&r);
 }
 
-/* What a path had written when it was fenced was never heard of, and may be on its way to the
- * device still, over bytes that are newer: its NIC flushes, too, before the next message is shown.
+/* What a path had written when it was fenced was never heard of. It may be on its way to the device
+ * still, over newer bytes. So its NIC flushes, too, before the next message is shown.
  */
 TEST(fenced_path_flushes)
 {

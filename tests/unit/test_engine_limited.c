@@ -110,7 +110,7 @@ TEST(full_and_slow)
     remote_end(&r);
 }
 
-/* What is not known yet limits nobody, nor does a path that is to run empty for its round trip, or
+/* What is not known yet limits nobody. Nor does a path that is to run empty for its round trip, or
  * that still has bytes which came another way. */
 TEST(not_known_yet)
 {
@@ -288,8 +288,8 @@ static uint32_t next_flags(struct r2_bulk *c)
     return c->flags & R2_BULK_LIMITED;
 }
 
-/* A path that was full: once its rate is known to be higher, or nothing of it is known, as of a new
- * generation, its chunks are not marked, though more waits all the time. */
+/* A path that was full. Its chunks are not marked, though more waits all the time, once its rate is
+ * known to be higher. The same goes if nothing of it is known, as of a new generation. */
 TEST(not_any_more)
 {
     for (int i = 0; i < 2; i++) {

@@ -56,7 +56,7 @@ TEST(the_other_one_is_silent)
     }
 }
 
-/* It has refused once, in the moment in which its interface was made anew, and listens again by the
+/* It has refused once, in the moment in which its interface was made anew. It listens again by the
  * next attempt, which may be out for longer than the other one has to refuse. */
 TEST(the_other_one_refused_once)
 {

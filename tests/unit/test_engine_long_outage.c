@@ -1,7 +1,7 @@
-/* A path that is away for an hour and fails thousands of attempts is found within a second of being
- * mended, over a scripted transport and a scripted clock (rung 2). The clock is the machine's plus
- * what the test adds: it goes from one attempt to the next. Three NICs, the last of which stays up.
- * It cannot prove how soon a real NIC answers. */
+/* A path is away for an hour and fails thousands of attempts. It is found within a second of being
+ * mended. Transport and clock are scripted (rung 2). The clock is the machine's plus what the test
+ * adds: it goes from one attempt to the next. Three NICs, the last of which stays up. It cannot
+ * prove how soon a real NIC answers. */
 #include "added_time.h"
 #include "check.h"
 #include "enginelib/remote.h"

@@ -1,5 +1,5 @@
 /* When it is looked who shares the machine, and what those that poll do where few threads are in
- * use, over real sockets on loopback (rung 3). How many are in use is test_pollers' matter. */
+ * use. The sockets are real, on loopback (rung 3). How many are in use is test_pollers' matter. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <sched.h>

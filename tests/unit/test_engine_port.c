@@ -2,8 +2,8 @@
  * thread 0 takes its link up (rung 2). The NIC is down afterwards, in all that is said about it.
  *
  * The moments are those when the I/O thread takes a lock and holds none, and when it has released
- * its last one, one after the other: there this program's pthread_mutex_lock() and _unlock() say
- * what the port's thread says. */
+ * its last one, in turn. There this program's pthread_mutex_lock() and _unlock() say what the
+ * port's thread says. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>

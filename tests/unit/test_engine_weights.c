@@ -12,8 +12,8 @@ static uint8_t *data;
 static struct remote r;
 static struct r2_ep *ep[3];
 
-/* In the place of topology/again.c: NICs that are at loopback addresses but not known as loopback's
- * (remote_wired) are in no table of the kernel, and must not be lost whenever somebody looks. */
+/* In the place of topology/again.c. NICs at loopback addresses that are not known as loopback's
+ * (remote_wired) are in no table of the kernel. They must not be lost whenever somebody looks. */
 int r2_nic_find_again(const struct r2_net_tables *tables, const struct r2_nic *nics, int n,
                       int which, const struct r2_nic *first, int family, struct r2_nic *out)
 {

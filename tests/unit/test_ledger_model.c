@@ -1,9 +1,9 @@
 /* engine/ledger in a simulated world (rung 1), against a reference that keeps one state per byte.
  *
  * A sender and a receiver, up to 4 paths of up to 3 lanes, in one thread: every step is one random
- * event. Paths fail at any point (in a chunk, during a replay, on both sides at different times),
- * what was on the wire is lost from a random point on, acknowledgements are lost, repeated and
- * overtaken, lanes leave their buffers late. The receiver's lane writes only what it has claimed.
+ * event. Paths fail at any point (in a chunk, during a replay, on both sides at different times).
+ * What was on the wire is lost from a random point on. Acknowledgements are lost, repeated and
+ * overtaken; lanes leave their buffers late. The receiver's lane writes only what it has claimed.
  * After every call the ledger's answer must be the reference's; at the end every byte must have
  * been written into place and never after it was done.
  */

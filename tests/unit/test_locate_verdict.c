@@ -1,6 +1,6 @@
 /* Evidence and verdict (rung 1): every row of the verdict table of docs/failures.md, and random
- * worlds in which something is broken: the verdict never blames a NIC that answered, is right where
- * the evidence allows one, and does not depend on the order of what was seen. */
+ * worlds in which something is broken. The verdict never blames a NIC that answered. It is right
+ * where the evidence allows one, and does not depend on the order of what was seen. */
 #include "check.h"
 #include "engine/core/verdict.h"
 

@@ -22,7 +22,7 @@ TEST(parts_are_late_together)
     expect_rate(5 * GB, 10, 10);
 }
 
-/* The same when the second message is sent while parts of the first are under way, and the
+/* The same when the second message is sent while parts of the first are under way. The
  * acknowledgements of both come in turn, as over several lanes. */
 TEST(parts_of_two_messages)
 {

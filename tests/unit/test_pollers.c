@@ -69,8 +69,8 @@ TEST(what_a_process_may)
     CHECK_EQ(r2_pollers(1), 0);
 }
 
-/* The part of a process on the first `cores`, of whose `n` neighbours each is on `own` cores
- * of its own or, with 0, on those of unknown place. */
+/* The part of a process on the first `cores`. Each of its `n` neighbours is on `own` cores of its
+ * own or, with 0, on those of unknown place. */
 static int part(int cores, int n, int from, int own)
 {
     struct r2_sharing s = {0};

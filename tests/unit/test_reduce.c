@@ -288,8 +288,8 @@ TEST(all_types_and_operations_match_a_plain_reference)
     check_one(R2_NCCL_FLOAT32, R2_NCCL_SUM, 3, 0, false);
 }
 
-/* All pairs for 8 bits. For 16 bits each value times one (the two conversions and the rounding of
- * numbers that need none), and each beside a neighbour and a random one. */
+/* All pairs for 8 bits. For 16 bits each value times one: the two conversions and the rounding of
+ * numbers that need none. Also each beside a neighbour and a random one. */
 static void check_pairs(int type, int op)
 {
     bool eight = r2_nccl_type_size(type) == 1;

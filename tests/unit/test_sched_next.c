@@ -274,7 +274,7 @@ static int others_of(const struct link *links, int n, const struct link *l,
 }
 
 /* The header's word: the faster ones together would have sent all that waits before this path had
- * sent a chunk, and one of them is done with a chunk in half its time. */
+ * sent a chunk. One of them is done with a chunk in half its time. */
 static bool may_decline(const struct r2_sched_path *self, const struct r2_sched_path others[],
                         int m, uint64_t waiting)
 {

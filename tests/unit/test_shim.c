@@ -1,8 +1,8 @@
 /* The wrappers and the table of communicators, over the no-op NCCL. Rung 2.
  *
- * The wrappers are linked into this program, so that sanitizers see them; the NCCL is opened by its
- * path (R2CCL_REAL_NCCL), with what it calls of its own public functions led through the wrappers,
- * as the dynamic linker does under LD_PRELOAD. It cannot prove that the linker finds the real NCCL:
+ * The wrappers are linked into this program, so that sanitizers see them. The NCCL is opened by its
+ * path (R2CCL_REAL_NCCL). Its calls of its own public functions are led through the wrappers, as
+ * the dynamic linker does under LD_PRELOAD. It cannot prove that the linker finds the real NCCL:
  * tests/py/test_shim.py does. */
 #define _GNU_SOURCE
 #include <pthread.h>

@@ -1,6 +1,6 @@
-/* io/standin over io/io: a caller that polls does what several sleeping I/O threads would
- * be woken for, while slow NICs are what is waited for and as long as it can carry that. Rung 2:
- * real threads, without a transport. */
+/* io/standin over io/io, while slow NICs are what is waited for. A caller that polls does what
+ * several sleeping I/O threads would be woken for, as long as it can keep up. Rung 2: real threads,
+ * without a transport. */
 #include "await.h"
 #include "check.h"
 

@@ -1,6 +1,6 @@
-/* Ends of real sockets on loopback (rung 3): a path that fails while it is being accepted, a socket
- * that a forked child still holds, and payload that was damaged on its way (R2CCL_VERIFY). The
- * damage is done to what recvmsg returns: TCP's own checksum keeps it off a loopback wire. */
+/* Ends of real sockets on loopback (rung 3). A path fails while it is being accepted, a forked
+ * child still holds a socket, and payload was damaged on its way (R2CCL_VERIFY). The damage is done
+ * to what recvmsg returns: TCP's own checksum keeps it off a loopback wire. */
 #define _GNU_SOURCE
 #include <netinet/in.h>
 #include <stdatomic.h>

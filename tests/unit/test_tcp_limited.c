@@ -1,8 +1,8 @@
-/* Slow NICs, over real sockets on loopback between two processes (rung 3): either end knows that
- * they are what is waited for, the receiver by what the sender marks, and the thread that polls
- * does there what I/O threads would be woken for. With one process at both ends the sender alone
- * would do. The NICs are slow by a fault; what that saves on real ones is for tests/bench/cost.py
- * to say. */
+/* Slow NICs, over real sockets on loopback between two processes (rung 3). Either end knows that
+ * they are what is waited for, the receiver by what the sender marks. The thread that polls does
+ * there what I/O threads would be woken for. With one process at both ends the sender alone would
+ * do. The NICs are slow by a fault; what that saves on real ones is for tests/bench/cost.py to
+ * say. */
 #define _GNU_SOURCE
 #include <limits.h>
 

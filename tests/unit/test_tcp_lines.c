@@ -1,7 +1,7 @@
 /* Who polls lines of a buffer finds each of them placed by the copy that puts a line's flag last
- * (util/copy.c, test_util_copy), whichever way the message came: real sockets on loopback (rung 3).
- * The copy is this program's own, which notes what it places, and recvmsg() notes what the kernel
- * does. It cannot prove the order of the real copy. */
+ * (util/copy.c, test_util_copy). That holds whichever way the message came. The sockets are real,
+ * on loopback (rung 3). The copy is this program's own, which notes what it places, and recvmsg()
+ * notes what the kernel does. It cannot prove the order of the real copy. */
 #define _GNU_SOURCE
 #include <stdatomic.h>
 #include <sys/socket.h>

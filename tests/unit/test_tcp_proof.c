@@ -436,8 +436,8 @@ TEST(given_up_by_whom)
     }
 }
 
-/* Who takes the connection and answers with what is not of this protocol is another process, also
- * if that is shorter than any answer of ours. Who says nothing is not known to be. */
+/* Who takes the connection and answers with what is not of this protocol is another process. That
+ * answer may be shorter than any of ours. Who says nothing is not known to be. */
 static void answers_otherwise(enum r2_hello_kind kind, uint8_t offers)
 {
     static const char *const words[] = {"H", "SSH-2.0-x\r\n", "2RCX", ""};

@@ -1,7 +1,7 @@
 /* Two things that go wrong at once, over the stand-in for libibverbs (rung 3; verbs_bed.h says what
- * it cannot prove): devices that go while what the first one lost travels again, a registration
- * that fails while the memory's messages are under way, a write that is still in the network when
- * its memory is deregistered, devices whose commands hang from the beginning. */
+ * it cannot prove). Devices go while what the first one lost travels again. A registration fails
+ * while the memory's messages are under way. A write is still in the network when its memory is
+ * deregistered. The commands of devices hang from the beginning. */
 #include <pthread.h>
 
 #include "verbs_bed.h"
@@ -166,8 +166,8 @@ TEST(failing_registration_of_sender)
 }
 
 /* A write is in the network, for as long as you like: deregMr comes back in bounded time all the
- * same, and the write finds neither a queue pair nor a key, even if others have the range
- * registered. Their messages go on. */
+ * same. The write finds neither a queue pair nor a key, even if others have the range registered.
+ * Their messages go on. */
 TEST(write_across_dereg)
 {
     struct r2_req *send, *recv;
@@ -191,8 +191,8 @@ TEST(write_across_dereg)
     finish();
 }
 
-/* ... and the same for the sender's memory: what its NICs have been asked to send and have not sent
- * yet they do not send when deregMr has returned, although others keep the range registered. */
+/* ... and the same for the sender's memory. When deregMr has returned, its NICs do not send what
+ * they have been asked to send and have not sent yet. Others keep the range registered. */
 TEST(read_across_dereg)
 {
     struct r2_req *send = NULL, *recv = NULL;

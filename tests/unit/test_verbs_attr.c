@@ -137,8 +137,8 @@ TEST(mtu)
     connected_with("R2CCL_IB_MTU=auto R2_FAKEVERBS_MTU=4096", "mtu=5");
 }
 
-/* The entry of the GID tables by setting: R2CCL's own wins over NCCL's, -1 and what is no number,
- * or more than queue pairs can name, leave it to the rule, which takes the first one with the NIC's
+/* The entry of the GID tables by setting. R2CCL's own wins over NCCL's. -1 and what is no number,
+ * or more than queue pairs can name, leave it to the rule. That takes the first one with the NIC's
  * address (1; here 3 has it too). All but -1 of these is told of once. 259 has the low byte of 3.
  */
 TEST(gid_index)

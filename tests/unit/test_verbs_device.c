@@ -1,5 +1,5 @@
 /* Memory of a device that no thread can touch: a DMA buffer whose address is not even mapped here,
- * so that whoever touches it dies. The stand-in reaches it through its descriptor, and shows what
+ * so that whoever touches it dies. The stand-in reaches it through its descriptor. It shows what
  * was written only after a read by the same device, as the way to a GPU may. (Rung 3; verbs_bed.h
  * says what it cannot prove; nothing here proves anything about GPUs.) */
 #define _GNU_SOURCE

@@ -1,7 +1,7 @@
 /* Devices that are taken out and put in again, under one process's engine (rung 3; verbs_bed.h says
- * what it cannot prove): memory, queue pairs, threads and descriptors of the old device are let go
- * of, and what is registered is registered with the new one, even if commands of the old one never
- * come back. */
+ * what it cannot prove). Memory, queue pairs, threads and descriptors of the old device are let go
+ * of. What is registered is registered with the new one, even if commands of the old one never come
+ * back. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <pthread.h>

@@ -96,9 +96,9 @@ static void *dereg_main(void *arg)
     return NULL;
 }
 
-/* A write is on its way into the memory and cannot be called off, so there is no word: deregMr
- * comes back when the queue pair has been drained, the keys of the range are others then, although
- * it is still registered, and what comes later finds nothing. No NIC is blamed. */
+/* A write is on its way into the memory and cannot be called off, so there is no word. deregMr
+ * comes back when the queue pair has been drained. The keys of the range are others then, although
+ * it is still registered. What comes later finds nothing. No NIC is blamed. */
 TEST(no_word_fence_and_keys)
 {
     uint32_t before[R2_WIRE_MAX_NICS], after[R2_WIRE_MAX_NICS];

@@ -2,7 +2,7 @@
  * list or open devices, or ask one, do not come back; and which devices a process has open (rung 3;
  * verbs_bed.h says what it cannot prove).
  *
- * An engine starts once per process and waits 10 s for such a device, so each case is a process of
+ * An engine starts once per process and waits 10 s for such a device. So each case is a process of
  * its own, and all of them wait side by side. */
 #define _GNU_SOURCE
 #include "verbs_bed.h"

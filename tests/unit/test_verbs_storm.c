@@ -1,9 +1,9 @@
-/* Everything at once, at random (rung 3; verbs_bed.h says what it cannot prove): ports, addresses,
- * partitions, queue pairs and devices fail and come back, commands hang, completions are late or
- * lost and writes land late, while messages are under way, some of them to memory of a device, and
- * connections are closed and memory is deregistered in the middle of them. Every message arrives
- * right, a receive that is done and memory that was given back stay as they are, and nothing but
- * what was closed ends.
+/* Everything at once, at random (rung 3; verbs_bed.h says what it cannot prove). Ports, addresses,
+ * partitions, queue pairs and devices fail and come back. Commands hang, completions are late or
+ * lost, and writes land late. Messages are under way, some of them to memory of a device.
+ * Connections are closed and memory is deregistered in the middle of them. Every message arrives
+ * right. A receive that is done and memory that was given back stay as they are. Nothing but what
+ * was closed ends.
  *
  * R2_STORM_SECONDS=60 for longer than 6 s; -s SEED repeats the order of what is done. */
 #define _GNU_SOURCE

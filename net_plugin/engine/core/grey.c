@@ -225,8 +225,8 @@ static uint64_t as_mine(const struct r2_grey *me, const struct r2_grey *sibling,
                                                : rate;
 }
 
-/* Median of what is known about the siblings of path `self`, of two the better one (two that fall
- * together are no excuse for each other); false: nothing is known. */
+/* Median of what is known about the siblings of path `self`. Of two it is the better one: two that
+ * fall together are no excuse for each other. False: nothing is known. */
 static bool siblings(struct r2_grey *const *paths, int n, int self, uint64_t now, enum what what,
                      uint64_t *out)
 {

@@ -4,27 +4,28 @@
  * Speed of a path in a window of time = what its chunks should have taken over what they took,
  * from handing over to acknowledgement. "Should" is the path's own best: its shortest round trip
  * plus the time of the bytes that were acknowledged meanwhile, at the best rate it ever kept up for
- * four windows. So a NIC that is slower by design is not slow, a path with little to do is judged
+ * four windows. So a NIC that is slower by design is not slow. A path with little to do is judged
  * by the few chunks it has, and an idle one not at all. A path that moves at half of its announced
  * speed or more is never slow.
  *
  * What slows every path to the peer alike (its process is stopped, a machine is busy) says nothing
  * about one of them: a path's speed counts as a share of the median of its siblings'. A window is
- * slow if the share is below R2_GREY_BELOW, its chunks come later than twice what the siblings' do,
- * and the delivery rate is below half of its best. After three slow ones over 400 ms the path is
- * grey, and that share is its factor. A window above R2_GREY_ABOVE, or whose rate is half of the
- * best, begins the count anew. One in between counts for neither. A burst that a shaper saved up
- * makes a slow path's windows look better; the rate, still fallen, tells which it was. It is well
- * again after three windows above R2_GREY_ABOVE, or with three quarters of its best rate, with no
- * slow one between them, and 256 KiB or 700 ms in them: less may be such savings. A path that has
- * segments sent again while its siblings do not is lossy; its factor is half at most.
+ * slow if three things hold. The share is below R2_GREY_BELOW. Its chunks come later than twice
+ * what the siblings' do. The delivery rate is below half of its best. After three slow ones over
+ * 400 ms the path is grey. Its factor is the least share of the last three windows. A window above
+ * R2_GREY_ABOVE, or whose rate is half of the best, begins the count anew. One in between counts
+ * for neither. A burst that a shaper saved up makes a slow path's windows look better; the rate,
+ * still fallen, tells which it was. It is well again after three windows, each above R2_GREY_ABOVE
+ * or with three quarters of its best rate. No slow one may be between them, and they need 256 KiB
+ * or 700 ms: less may be such savings. A path that has segments sent again while its siblings do
+ * not is lossy; its factor is half at most.
  *
  * The best fades: otherwise a limit that came for good would make a path slow for ever. It halves
  * with every R2_GREY_HALF_LIFE of evidence. It does not fall below what the path itself has shown
- * lately, nor below what its siblings have (their median, in proportion to the announced speeds).
- * So one that falls behind its siblings stays slow for as long as they show more, and one beside
- * siblings that carry no more than it does is not slow. Evidence are windows in which at least half
- * of the chunks were sent with more waiting behind them. An idle path, or one that waits for the
+ * lately. Nor does it fall below the siblings' median, in proportion to the announced speeds. So
+ * one that falls behind its siblings stays slow for as long as they show more. One beside siblings
+ * that carry no more than it does is not slow. Evidence are windows in which at least half of the
+ * chunks were sent with more waiting behind them. An idle path, or one that waits for the
  * application, does not show what it can do, neither for itself nor as a sibling. A sibling without
  * evidence counts as one that could carry more than any. Otherwise, of three paths, two that fell
  * together would show each other that nothing more is to be had, while the third empties the queue.
@@ -117,9 +118,9 @@ void r2_grey_segments(struct r2_grey *g, uint64_t sent, uint64_t resent, uint64_
  * Returns a bit per path whose factor or whose reason has changed. n <= 64. */
 uint64_t r2_grey_judge(struct r2_grey *const *paths, int n, uint64_t now);
 
-/* What path `self` carries when it has enough to do, per mille of what its siblings do (the lower
- * median of what they show lately, in proportion to the announced speeds); 0: not known. Tells of a
- * path that was never faster, which its own best cannot. At most R2_GREY_FULL. */
+/* What path `self` carries when it has enough to do, per mille of what its siblings do. Theirs is
+ * the lower median of what they show lately, in proportion to the announced speeds. 0: not known.
+ * Tells of a path that was never faster, which its own best cannot. At most R2_GREY_FULL. */
 uint32_t r2_grey_beside(struct r2_grey *const *paths, int n, int self);
 
 /* Why the factor is what it is: "12 % of its best (12.4 of 104 MB/s), siblings at 97 %". */

@@ -22,10 +22,10 @@
  * path's round trips (srtt, var: as measured, 0 unknown) take longer than those. */
 int r2_hb_misses(uint64_t interval, int misses, uint64_t srtt, uint64_t var);
 
-/* Heartbeats come at intervals, so a path that has just answered and then goes dead would be asked
- * up to an interval later, and be known to be dead that much later too. Bytes of messages that
- * are not acknowledged say sooner that it is time to ask; they never say that a path is dead, for
- * it may be the peer's process that does not acknowledge. */
+/* Heartbeats come at intervals. So a path that has just answered and then fails would be asked up
+ * to an interval later. Its failure would be known that much later. Bytes of messages that are not
+ * acknowledged say sooner that it is time to ask; they never say that a path is dead, for it may be
+ * the peer's process that does not acknowledge. */
 struct r2_hb_watch {
     uint64_t interval;
     int misses, unanswered; /* looks in a row that found no answer */

@@ -93,8 +93,8 @@ static void send_remove(struct r2_send_ledger *l, uint32_t i)
 }
 
 /* Room in the queue for everything that path_down may ever put there. Two neighbouring
- * ranges of the queue are separated by at least one acknowledged range or one record in flight,
- * and none of these separates two pairs: so acked + records + 1 ranges are enough. */
+ * ranges of the queue are separated by at least one acknowledged range or one record in flight.
+ * None of these separates two pairs: so acked + records + 1 ranges are enough. */
 static int send_reserve_queue(struct r2_send_ledger *l, size_t acked, size_t records)
 {
     return r2_ranges_reserve(&l->queue, acked + records + 1);

@@ -98,8 +98,8 @@ void r2_send_stamp(struct r2_send_ledger *l, const struct r2_chunk *chunk,
 /* Sends the bytes of one transmission once more over another path, where that is sooner (two-sided
  * transports only: the receiver takes whichever is whole first). The original stays in flight and
  * answerable: a copy that is lost, with its path or dropped by the receiver, puts nothing into the
- * queue. False: there is no such transmission in flight, it is a copy or has one, part of it is
- * acknowledged, it is on that path itself, or no memory. */
+ * queue. False: no such transmission is in flight, it is a copy or has one, part of it is
+ * acknowledged, `path` carries it itself, or no memory. */
 bool r2_send_again(struct r2_send_ledger *l, uint32_t id, uint16_t path, uint32_t gen,
                    uint64_t now_ns, struct r2_chunk *chunk);
 /* Transmission number i, 0 <= i < l->count, by offset; valid until the next change. */
@@ -188,12 +188,12 @@ int r2_recv_set_total(struct r2_recv_ledger *l, uint64_t total);
 
 /* A chunk wants to write. After return 0 the bytes belong to (path, gen, lane) alone until
  * r2_recv_done or r2_recv_release.
- *   0        open, now claimed
- *   1        already done, all of it: drain it and acknowledge again
+ *   0        open, now claimed.
+ *   1        already done, all of it: drain it and acknowledge again.
  *   -EBUSY   part of it is claimed or done. The sender must learn that this transmission is
- *            lost: end the path, which fences and replays its generation
- *   -EPROTO  out of bounds, not on chunk boundaries, or the total is not known yet
- *   -ENOMEM  as -EBUSY
+ *            lost: end the path, which fences and replays its generation.
+ *   -EPROTO  out of bounds, not on chunk boundaries, or the total is not known yet.
+ *   -ENOMEM  as -EBUSY.
  * `over`: only what is claimed is busy. Done bytes are written once more, with the same contents,
  * and the message is not complete while the claim is open. For transmissions that are not pieces
  * of earlier ones, and whose sender has not heard what is done. */

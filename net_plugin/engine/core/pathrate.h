@@ -7,13 +7,13 @@
  * they wait for a link that is slower than that. Only samples over half a megabyte or 20 ms count;
  * until there is one, shorter ones do. What a shaper or a switch saves up while the path is idle
  * (its burst) goes out at many times the rate that follows. Three chunks in a row end it at once if
- * each took more than four times what it should at that rate, and one was sent after another had
- * come. So a path that falls to a tenth is known for that after two windows at most, not when the
- * maximum has aged. Where each window is sent at once, it takes three. A sample may have pauses in
- * it, a quarter of its time at most. The round trip is the minimum over 10 s; a path that was never
- * idle for 10 s is asked for clean samples: nothing goes out until all is acknowledged, then one
- * chunk, twice. The smaller of the two counts: the other may have waited for a peer that was
- * stopped.
+ * each took more than four times what it should at that rate. One of them must have been sent after
+ * another had come. So a path that falls to a tenth is known for that after two windows at most,
+ * not when the maximum has aged. Where each window is sent at once, it takes three. A sample may
+ * have pauses in it, a quarter of its time at most. The round trip is the minimum over 10 s; a path
+ * that was never idle for 10 s is asked for clean samples: nothing goes out until all is
+ * acknowledged, then one chunk, twice. The smaller of the two counts: the other may have waited for
+ * a peer that was stopped.
  *
  * Units: bytes, nanoseconds, bytes per second. Ownership: a plain struct, nothing to free.
  * Threads: the caller serialises access. No function fails.

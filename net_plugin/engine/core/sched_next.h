@@ -31,9 +31,9 @@ void r2_sched_order(const struct r2_sched_path paths[], int n, uint16_t order[])
 /* `self` asks for a chunk of up to `chunk` of the `waiting` bytes. Returns who takes the next one:
  * -1: self; else one of the `n` others, which all may take it.
  *
- * A slow path must not hold a message back. It leaves the last chunks to faster paths if these
- * together would have sent all that waits before it had sent one chunk, and one of them is done
- * with a chunk in half its time. So the path that is done soonest never declines. */
+ * A slow path must not hold a message back. It leaves the last chunks to faster paths if two things
+ * hold. These together would have sent all that waits before it had sent one chunk. One of them is
+ * done with a chunk in half its time. So the path that is done soonest never declines. */
 int r2_sched_next(const struct r2_sched_path *self, const struct r2_sched_path others[], int n,
                   uint64_t waiting, uint32_t chunk);
 
@@ -41,8 +41,8 @@ int r2_sched_next(const struct r2_sched_path *self, const struct r2_sched_path o
  * some peers have no other of leaves its time to them. Of NICs with unlike rates each has about as
  * much in flight.
  *
- * It waits at both ends: at the own NIC for all that this one has in flight, at the peer's for what
- * comes from here, and for about as much from every other node that uses that NIC. */
+ * It waits at both ends. At the own NIC it waits for all that this one has in flight. At the peer's
+ * it waits for what comes from here, and for about as much from every other node that uses it. */
 uint64_t r2_sched_ahead(const struct r2_sched_path *path);
 
 #endif

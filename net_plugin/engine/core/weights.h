@@ -2,7 +2,7 @@
  *
  * A path's weight is the product of factors, each per mille of full: what the operator (or the
  * topology: 0 for a NIC far slower than the fastest) gives its NIC, and the ramp after a recovery.
- * (A third, for being slow or lossy, is in the weight that is shown only.) Chunks are pulled, so
+ * A third, for being slow or lossy, is in the weight that is shown only. Chunks are pulled, so
  * weights need not follow the speed of NICs. Paths of the highest weight among their siblings pull
  * as they like. A path below that takes a chunk only while its share of the bytes lately sent to
  * the peer is not above its weighted share. Hence nothing waits for a limited path, and when all

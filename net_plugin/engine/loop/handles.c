@@ -312,10 +312,10 @@ int r2_engine_connect(struct r2_ctx *ctx, int dev, void *handle, struct r2_conn 
 
 /* ---- the end of a context */
 
-/* Nobody else is at these: another finalize finds the context empty, a connect that looks at one
- * right now counts as its owner, and what is made from now on is not among them. A communicator
- * that shares the context and has nothing but listens and half-made connections cannot be told
- * from none: these are closed under it, and its next accept or connect says -EINVAL. */
+/* Nobody else is at these: another finalize finds the context empty, and a connect that looks at
+ * one right now counts as its owner. What is made from now on is not among them. A communicator
+ * that shares the context and has nothing but listens and half-made connections cannot be told from
+ * none: these are closed under it, and its next accept or connect says -EINVAL. */
 static void close_all(struct r2_list *listens, struct r2_list *half_made)
 {
     struct r2_list *n;

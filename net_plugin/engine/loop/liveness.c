@@ -7,7 +7,7 @@
  * another one CONFIRM_NS later, of every NIC that can have a say. One NIC's refusals do not confirm
  * another's: an attempt may be out for longer than CONFIRM_NS, at a NIC that has refused in one
  * moment and listens in the next. One that has neither answered nor refused for so long may be
- * where the process listens, and is waited for until PARTIAL_NS, which is more than two attempts
+ * where the process listens. It is waited for until PARTIAL_NS, which is more than two attempts
  * take. A NIC whose kernel takes connections contradicts, until one is refused there: who stands
  * still does so for longer than one attempt. */
 #include <errno.h>
@@ -21,8 +21,8 @@
 #define TAKEN_NS (5 * R2_NS_PER_S) /* a kernel that took a connection does so again before */
 #define ASK_NS (200 * R2_NS_PER_MS)
 #define ASK_AGAIN_NS (50 * R2_NS_PER_MS) /* after a refusal: the next NIC */
-/* For the peer's kernel to answer; every third question at a NIC, one of each of ours at a time,
- * gives a slow network time, in which TCP also repeats what was lost. */
+/* For the peer's kernel to answer. Every third question at a NIC is a long one, but only one of
+ * each of ours at a time. It is for a slow network, and TCP repeats meanwhile what was lost. */
 #define PATIENCE_NS (300 * R2_NS_PER_MS)
 #define PATIENCE_LONG_NS (2 * R2_NS_PER_S)
 #define PATIENCE_REACHED_NS (10 * R2_NS_PER_S) /* ... where it has, for the process */
@@ -82,7 +82,7 @@ static void fail_open_ones(struct r2_peer *p)
     }
 }
 
-/* Once the peer's process has given this one up it never takes that back, nor has it any other end
+/* Once the peer's process has given this one up it never takes that back. Nor has it any other end
  * of the connections that are open here. But a connection that is still being opened may be newer:
  * that process takes it when its application has closed those that failed. And so may be those that
  * were opened over a path that came up after it was said. */
@@ -168,8 +168,8 @@ static bool refused_for_good(const struct r2_path *path, uint64_t now)
 }
 
 /* S: a process that never was reached: every best pair is refused, again and again. Over another
- * subnet the refusal may come from the peer's kernel on behalf of a NIC that the process does not
- * use, where it does not listen: that proves nothing. */
+ * subnet the peer's kernel may refuse on behalf of a NIC that the process does not use. It does not
+ * listen there: that proves nothing. */
 static bool never_there(const struct r2_peer *p, uint64_t now)
 {
     bool any = false;

@@ -1,9 +1,9 @@
 /* Small messages whose send is done before they are acknowledged.
  *
- * NCCL begins its next operation on a connection when the last send of the one before is done, so
- * an acknowledgement that it waits for is a round trip in each small operation (docs/decisions.md
- * 36). A message of up to R2CCL_EAGER is copied instead when it is queued on a path that is up, and
- * is done then. Nothing reads the application's buffer any more. The copy is sent again over other
+ * NCCL begins its next operation on a connection when the last send of the one before is done. To
+ * wait for an acknowledgement costs each small operation a round trip (docs/decisions.md 36). A
+ * message of up to R2CCL_EAGER is copied instead when it is queued on a path that is up, and is
+ * done then. Nothing reads the application's buffer any more. The copy is sent again over other
  * paths until the peer's engine has acknowledged every byte. What has no way out, because of credit
  * or because no path is up, is not done. A connection that is closed meanwhile lingers: it is not
  * closed for the peer until the copies are acknowledged, or have failed; and a process that exits

@@ -3,10 +3,10 @@
  * A receive completes when its head has been seen in host memory; on the way to a GPU its bytes may
  * still be behind. A read of the GPU's memory by the NIC that wrote pushes them, and nothing else
  * the NIC does is a proof. So each NIC is asked that wrote what no flush of the connection has
- * shown yet: one that is still under way has not. One that cannot be asked any more, because it has
- * failed since, is stood in for by the GPU's driver (cuFlushGPUDirectRDMAWrites orders the writes
- * of all NICs), which the process has loaded if it has such memory. Where that fails as well, the
- * request ends with an error: a wrong result is worse.
+ * shown yet: one that is still under way has not. The GPU's driver stands in for one that has
+ * failed since and cannot be asked any more: cuFlushGPUDirectRDMAWrites orders the writes of all
+ * NICs. The process has loaded it if it has such memory. Where that fails as well, the request ends
+ * with an error: a wrong result is worse.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -20,9 +20,9 @@ void r2_flush_note(struct r2_req *r, const struct r2_path *path);
 void r2_flush_note_fenced(const struct r2_path *path);
 
 /* ---- revoke.c: what was cleared to send is taken back; all under the lock but the first */
-/* R: asks the sender of a connection that is closed or failed here to stop, and waits for its
- * answer and for the chunks that it names; at most so long. True: nothing of the connection can be
- * written any more. Takes the peer's lock; the caller holds none. */
+/* R: asks the sender of a connection that is closed or failed here to stop. Waits for its answer
+ * and for the chunks that it names, r2_revoke_wait_ns at most. True: nothing of the connection can
+ * be written any more. Takes the peer's lock; the caller holds none. */
 bool r2_revoke(struct r2_conn *c);
 extern uint64_t r2_revoke_wait_ns; /* 0: by the heartbeats' deadline; tests set it */
 /* A chunk of the connection was handed to (S) or came over (R) the path. */
@@ -152,14 +152,14 @@ void r2_recv_out_acks(struct r2_peer *p);
 void r2_recv_flushed(struct r2_conn *c, uint64_t cum);
 /* Everything that has arrived, queued for acknowledgement again. */
 void r2_recv_repeat(struct r2_conn *c, struct r2_path *path);
-/* At exit, as a hint and without waiting for a lock: a message is here whose sender will not know
- * it, or a frame (the end of a connection) is queued, though there is a path to say so over. */
+/* At exit, as a hint and without waiting for a lock. True: there is a path, but a message is here
+ * whose sender will not know it, or a frame (the end of a connection) is queued. */
 bool r2_acks_unsaid(void);
 void r2_up_burst_end(void *owner, struct r2_ep *ep);
 
 /* ---- resync.c */
 /* If that is wanted, repeats on live paths what is dead, cleared to send, arrived, opened and
- * closed, and news about NICs that nobody has acknowledged (nicnews.c). */
+ * closed. Repeats also news about NICs that nobody has acknowledged (nicnews.c). */
 void r2_peer_resync(struct r2_peer *p);
 void r2_up_ctrl_sent(void *owner, struct r2_ep *ep, uint64_t sent);
 
@@ -184,8 +184,8 @@ static inline bool r2_conn_narrow(void)
     return r2_eng.set->mode == R2_MODE_MIGRATE;
 }
 /* The NIC that the connection keeps to now, or -1: none, it goes over all. With R2CCL_MODE=migrate
- * it is the home NIC while it is up and at full weight, slow or not (nothing would show that it is
- * well again), else the nearest one that is. */
+ * it is the home NIC while it is up and at full weight, else the nearest one that is. Without one
+ * it is the nearest with less. It may be slow: nothing would show that it is well again. */
 int r2_conn_stays(const struct r2_conn *c);
 /* Memory may be registered with some NICs only. If those only stand by, have weight 0 or are not
  * the home NIC, its messages would wait for ever: finds such connections, for which these rules do

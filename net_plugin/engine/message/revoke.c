@@ -2,7 +2,7 @@
  *
  * With one-sided transports a peer that was cleared to send may write at any moment, so the
  * receiver cannot just let go. It asks the sender (REVOKE), which hands out no chunk of the
- * connection any more, waits until its NICs have let go of those under way, and answers (REVOKED)
+ * connection any more. When its NICs have let go of those under way, the sender answers (REVOKED)
  * how many it has handed to each path generation. That its NICs are done says nothing about the
  * receiver's memory. But a chunk's head completes at the receiver behind the chunk's bytes. So when
  * as many heads have come as the sender names, all bytes are in place, and none follows. A

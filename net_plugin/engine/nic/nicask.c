@@ -4,8 +4,8 @@
  * interface. That takes seconds while a driver resets its device or a container gets its network.
  * It takes for ever when a driver hangs there. The caller sleeps inside sendto() and no timeout of
  * the socket counts. So I/O thread 0 must not ask: it has timers, heartbeats and the operator's
- * words to look after. It puts questions here and goes on; the asker puts them to the kernel, one
- * after another (the lock is one for all), and kicks a task of thread 0 that takes the answers.
+ * words to look after. It puts questions here and goes on. The asker puts them to the kernel one
+ * after another (the lock is one for all). It kicks a task of thread 0 that takes the answers.
  *
  * Bounds: of each NIC one question, and one for the tables; who puts one that is out is told so. A
  * question that hangs costs only the asker, which stays in the kernel until it is over. The asker

@@ -8,8 +8,8 @@
  *
  * Events and answers come on two ways, and the newer one counts. Both are made under RTNL, so they
  * have an order in the kernel: an answer says what was at its moment A. After an answer has come
- * and before it is taken all events that are queued are read (answered), so all events older than A
- * have been told by then. If nothing about the interface was read since the question was put
+ * and before it is taken, all queued events are read (answered). So all events older than A have
+ * been told by then. If nothing about the interface was read since the question was put
  * (r2_linkwatch_since), nothing newer than A has been told either: the answer is the newest word,
  * and counts. If something was, it may be older than A or newer, which nobody can tell: the answer
  * is dropped and the question put again, so an old "up" never overrules a newer "down" nor the

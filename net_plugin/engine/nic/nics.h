@@ -9,8 +9,8 @@
 void r2_nic_publish_rdma(void);
 /* NICs without an interface come behind the `n` that were found; returns how many there are now. */
 int r2_nic_add_ports(int n);
-/* Others of the node have RDMA, it has not, and nobody has named it, or only as the place where
- * ports without an interface meet their peers: of weight 0. */
+/* Of weight 0: others of the node have RDMA and it has not. Nobody has named it, or only as the
+ * place where ports without an interface meet their peers. */
 bool r2_nic_stands_by(int nic);
 /* Of a NIC without an interface: the state of its port, which stands for its link. Any thread. */
 bool r2_nic_port_up(int nic);

@@ -402,8 +402,8 @@ static void tick_nic(int nic, uint64_t now)
 {
     struct r2_nic_state *s = &r2_eng.nic_state[nic];
 
-    /* A verdict's thread is still at it: if the NIC were probed now, its word would be usable again
-     * before anybody heard that it had failed, and its paths would stay as they are. */
+    /* A verdict's thread is still at it. If the NIC were probed now, its word would be usable again
+     * before anybody heard that it had failed. Its paths would stay as they are. */
     if (atomic_load(&s->telling))
         return;
     if (state_of(nic) == R2_HEALTH_DAMPED)

@@ -1,13 +1,13 @@
 /* This process's heartbeats: how often they go out, when one is late, and what follows. Under the
  * peer's lock.
  *
- * A path is in use while something that was given to it may not have arrived, chunks that are not
- * acknowledged or frames that no answered heartbeat was sent behind, and for a while after. Only
- * then can its silence cost anything, so only then it is asked at the pace of R2CCL_HEARTBEAT; a
- * calm one is asked as an idle peer's are. What is given to a calm path makes it due at the next
- * tick. A miss of one path brings all of the peer's to that pace. Only an answer to a heartbeat no
- * older than the unanswered one proves that the peer is there: a calm path's answer may be from
- * before all fell silent. */
+ * A path is in use while something that was given to it may not have arrived, and for a while
+ * after. That is chunks that are not acknowledged, or frames that no answered heartbeat was sent
+ * behind. Only then can its silence cost anything, so only then it is asked at the pace of
+ * R2CCL_HEARTBEAT; a calm one is asked as an idle peer's are. What is given to a calm path makes it
+ * due at the next tick. A miss of one path brings all of the peer's to that pace. Only an answer to
+ * a heartbeat no older than the unanswered one proves that the peer is there: a calm path's answer
+ * may be from before all fell silent. */
 #include <errno.h>
 
 #include "engine/core/heartbeat.h"

@@ -196,9 +196,9 @@ void r2_peer_judge_silence(struct r2_peer *p, uint64_t now);
 /* Appends a frame to the path's outbox and wants a flush. 0 or -ENOMEM (the path is failed). */
 int r2_out_frame(struct r2_path *path, uint8_t type, const void *a, size_t a_len, const void *b,
                  size_t b_len);
-/* What was appended last is in no hurry: unless other frames take it along it leaves at `until`, as
- * r2_peer_say_held finds, which whoever polls a request of the peer's calls, and the peer's tick.
- * `before`: outbox.due before it was appended. */
+/* What was appended last is in no hurry. It leaves with other frames, or at `until`, as
+ * r2_peer_say_held finds. Whoever polls a request of the peer's calls that, and so does the peer's
+ * tick. `before`: outbox.due before it was appended. */
 void r2_out_hold(struct r2_path *path, uint64_t before, uint64_t until);
 void r2_peer_say_held(struct r2_peer *p, uint64_t now);
 /* Frames that no transport has taken yet are asked for again, on all paths; those that are held go

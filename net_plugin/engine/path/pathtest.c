@@ -1,10 +1,10 @@
 /* Test chunks. Everything here runs under the peer's lock.
  *
- * A path that comes back carries nothing of the job before test chunks have gone over each bulk
+ * A path that comes back carries nothing of the job before two tests. Test chunks go over each bulk
  * lane, and words both ways over its control lane. The connecting side says how many bytes it wants
  * to see (TEST), and sends them as chunks of connection 0. It goes on when the other side has them
- * all (TEST_ACK). One-sided transports have a place of their own for them, and say that one has
- * arrived when they have found there what it is made of. */
+ * all (TEST_ACK). One-sided transports have a place of their own for test chunks. They say that one
+ * has arrived when they have found its contents there. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -119,8 +119,8 @@ void r2_peer_wake(struct r2_peer *p)
         r2_peer_put(p);
 }
 
-/* The last reference goes when the peer's task has taken it off the list, its timer is stopped and
- * no connection and no endpoint is left. */
+/* The last reference goes when the peer's task has taken it off the list and its timer is stopped.
+ * No connection and no endpoint is left then. */
 void r2_peer_put(struct r2_peer *p)
 {
     if (atomic_fetch_sub_explicit(&p->refs, 1, memory_order_acq_rel) != 1)

@@ -18,8 +18,8 @@ struct r2_peer *r2_peer_obtain(const uint8_t id[16], const uint8_t secret[16], b
 struct r2_peer *r2_peer_find(const uint8_t id[16], bool out);
 void r2_peer_get(struct r2_peer *p);
 /* When what was left to I/O threads is looked at again (loop/recheck.c), after it was left. By then
- * a lane that was relied on has come, or is relied on no more (AT_WORK_NS in bulk.c), and so a
- * thread (AT_HAND_NS in io.c). */
+ * a lane that was relied on has come, or is relied on no more (AT_WORK_NS in bulk.c). The same
+ * holds for a thread (AT_HAND_NS in io.c). */
 #define R2_RECHECK_NS (300 * R2_NS_PER_US)
 /* A look is due at `at`, or earlier. Any thread, no lock. */
 void r2_recheck_by(unsigned long at);

@@ -11,8 +11,8 @@
 #define PUSH_TURN 2
 #define AT_WORK_NS (200 * R2_NS_PER_US) /* a chunk takes some 140 us where one core carries it */
 
-/* Bulk lanes of a path: a stream moves about 25 Gbit/s with a core of its own, so more of them
- * help only where there are threads to drive them and the link can take it. */
+/* Bulk lanes of a path. A stream moves about 25 Gbit/s with a core of its own. So more of them help
+ * only where there are threads to drive them and the link can take it. */
 int r2_bulk_plan(int nic)
 {
     int asked = r2_settings_get()->lanes, threads = r2_io_used();

@@ -88,7 +88,7 @@ void r2_ep_fail(struct r2_ep *ep, int err)
 }
 
 /* A process that finishes says so on lane 0, but each lane has a thread of its own. So the end of
- * another lane is often seen before that last frame, and a failed endpoint is not read any more
+ * another lane is often seen before that last frame. A failed endpoint is not read any more
  * (invariant "send done = acknowledged"). */
 void r2_ep_lane_failed(struct r2_ep *ep, int err)
 {
@@ -126,9 +126,9 @@ static int common_divisor(int a, int b)
     return a;
 }
 
-/* An endpoint's sockets go to the threads in turn. Where that would bring the first bulk lanes of
- * all endpoints, which carry most of what is small, to fewer threads than if one were left out,
- * one is. */
+/* An endpoint's sockets go to the threads in turn. The first bulk lanes carry most of what is
+ * small. Where those of all endpoints would come to fewer threads than if one were left out, one
+ * is. */
 static void stagger(const struct r2_ep *ep)
 {
     int threads = r2_io_used(), each = ep->n_lanes + 1;

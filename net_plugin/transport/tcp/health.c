@@ -98,7 +98,7 @@ static bool moves_on(struct r2_lane *lane, uint64_t sum)
 }
 
 /* Bytes that are not acknowledged. As a rule there are none, which TCP_INFO says already: one call
- * less. A kernel before 4.6 says nothing of those that were not sent yet, but with none under way
+ * less. A kernel before 4.6 says nothing of those that were not sent yet. But with none under way
  * the window is closed then, and with that they count as answered. */
 static bool ask_queued(const struct r2_lane *lane, const struct tcp_info *ti, int *queued)
 {

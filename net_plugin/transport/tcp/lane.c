@@ -142,8 +142,8 @@ static void lane_timer(struct r2_timer *t, uint64_t now)
 
 /* What a lost segment costs when nothing behind it tells of the loss: the kernel waits 200 ms at
  * least, a hundred times what a data centre's round trip takes. A repetition may come 30 ms after
- * the round trip, because the other end, ours too, delays no acknowledgement for more than 10
- * where its kernel can. Older kernels keep their times. */
+ * the round trip: the other end, ours too, delays no acknowledgement for more than 10 ms where its
+ * kernel can. Older kernels keep their times. */
 static void set_timers(int fd)
 {
     int one = 1, max_ms = 1000, min_us = 30000, ack_us = 10000;

@@ -1,5 +1,5 @@
-/* What two processes tell each other to connect queue pairs, over the NIC's TCP listener and after
- * the handshake of transport/tcp has proved the secret (kind R2_HELLO_VERBS):
+/* What two processes tell each other to connect queue pairs (kind R2_HELLO_VERBS). It goes over the
+ * NIC's TCP listener, after the handshake of transport/tcp has proved the secret:
  *
  *     S: card      its queue pairs, made and in INIT
  *     R: card      its queue pairs, in RTS with receives posted; or status: an errno

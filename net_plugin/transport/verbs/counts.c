@@ -1,6 +1,6 @@
 /* Completions of chunks that never come, under ep->lock.
  *
- * A queue pair completes in order, so a completion that got lost shows as soon as a later one
+ * A queue pair completes in order. So a completion that got lost shows as soon as a later one
  * comes, at the sender as at the receiver. Behind the last chunk there may be none. So some time
  * after it a count of the chunks is sent, without a payload, again after twice that time, and so
  * on. What tells of a count may get lost as well, at either end, and neither end sees what the

@@ -1,12 +1,12 @@
 /* What moves over the queue pairs, under ep->lock.
  *
- * A chunk is an RDMA write of the payload straight into the receiver's buffer, and behind it on the
- * same queue pair a send of its head with the full identity. An immediate of 32 bits could name
- * neither connection nor message nor offset. A table that maps it would have to be agreed on for
- * every chunk. So the send carries the head. Its immediate only counts the queue pair's chunks,
+ * A chunk is an RDMA write of the payload straight into the receiver's buffer. Behind it on the
+ * same queue pair goes a send of its head with the full identity. An immediate of 32 bits could
+ * name neither connection nor message nor offset. A table that maps it would have to be agreed on
+ * for every chunk. So the send carries the head. Its immediate only counts the queue pair's chunks,
  * which would show a lost or doubled one. Order: a reliable connected queue pair executes requests
- * in order, and a receive completes only after the payload of every write before it on the same
- * queue pair is in memory. Nothing is concluded from a completion at the sender except that its own
+ * in order. A receive completes only after the payload of every write before it on the same queue
+ * pair is in memory. Nothing is concluded from a completion at the sender except that its own
  * memory is no longer read.
  */
 #include <arpa/inet.h>

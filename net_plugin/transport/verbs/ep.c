@@ -450,8 +450,8 @@ static bool op_revoke(struct r2_ep *ep, unsigned lane, const struct r2_bulk *chu
     return false;
 }
 
-/* Memory is taken back from a peer that may write there: all endpoints that it can write by are
- * fenced at once, so that waiting for one after the other takes no longer than for the slowest. */
+/* Memory is taken back from a peer that may write there. All endpoints that it can write by are
+ * fenced at once: the wait takes no longer than for the slowest. */
 static void fence_peer(const struct r2_ep *of)
 {
     struct r2_ep *eps[R2_MAX_NICS * R2_MAX_NICS];

@@ -1,6 +1,6 @@
-/* Devices as they come and go: opened at the start (start.c), let go of when they fail or are
- * removed, opened anew when they are back (a driver loaded again, firmware reset, a card put in
- * again).
+/* Devices as they come and go. They are opened at the start (start.c) and let go of when they fail
+ * or are removed. They are opened anew when they are back (a driver loaded again, firmware reset, a
+ * card put in again).
  *
  * A device that is back is another one: other context, other keys, other queue pairs. It takes its
  * slot only when the old one is out of it. Every range is registered with it before its NICs are
@@ -482,9 +482,9 @@ static void look_for_it(void)
     pthread_mutex_unlock(&look.lock);
 }
 
-/* Drivers that cannot take a device away from its users (soft-RoCE) tell nobody, let everything on
- * it work on, and make whoever removes it wait until the last user has let go. What shows is that
- * the device's entry for users is gone. */
+/* Drivers that cannot take a device away from its users (soft-RoCE) tell nobody and let everything
+ * on it work on. Whoever removes it waits until the last user has let go. What shows is that the
+ * device's entry for users is gone. */
 void r2_hcas_glance(void)
 {
     static _Atomic uint64_t next;

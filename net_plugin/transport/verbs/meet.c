@@ -260,8 +260,8 @@ static void fill_card(struct r2_ep *ep)
     c->own_key = ep->mr->rkey;
 }
 
-/* Only this thread changes queue pairs, and nothing but the fence, which comes after it in the same
- * queue, looks at them before the endpoint is open: no lock while the kernel works. */
+/* Only this thread changes queue pairs. Before the endpoint is open only the fence looks at them,
+ * and that comes after it in the same queue: no lock while the kernel works. */
 static int make(struct r2_ep *ep)
 {
     int rc = atomic_load(&ep->dead) || atomic_load(&ep->hca->gone) ? -ESHUTDOWN : r2_qps_make(ep);

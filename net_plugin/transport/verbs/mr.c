@@ -182,8 +182,8 @@ static void leave_over(struct r2_mr_keys *k, int at)
         r2_cmd_give(reg->hca, &reg->cmd, run_left_over);
 }
 
-/* The last reference: what a device has of it is a command that was never given to it (memory), or
- * what one that was removed since nobody asks any more. */
+/* The last reference. Of a device there is at most a command that was never given to it (memory),
+ * or what belongs to one that was removed since. Nobody asks for that any more. */
 static void keys_put(struct r2_mr_keys *keys)
 {
     if (atomic_fetch_sub(&keys->refs, 1) != 1)

@@ -1,5 +1,5 @@
-/* InfiniBand ports that are NICs of their own, because no interface with an address belongs to them
- * (IPoIB is not configured, or its interface is not among the NICs); and what is told of a port. */
+/* InfiniBand ports that are NICs of their own, and what is told of a port. No interface with an
+ * address belongs to them: IPoIB is not configured, or its interface is not among the NICs. */
 #define _GNU_SOURCE
 #include <limits.h>
 #include <stdio.h>

@@ -11,9 +11,9 @@
  * device may take for it has failed, if nothing that has completed waits to be polled.
  *
  * How long that is depends on the length: retries are counted anew with each packet that is
- * acknowledged, so that a request which gets on slowly never gives up. Nor is it to be ended here
- * while it is as fast as a queue pair must be to be proven, where nothing else could carry it:
- * the path would be made anew for nothing.
+ * acknowledged, so that a request which gets on slowly never gives up. Where nothing else could
+ * carry it, it goes on while it is as fast as a queue pair must be to be proven: the path would be
+ * made anew for nothing.
  *
  * Memory order: the peer's word is written by its device, aligned, as a whole, and nothing else is
  * read because of it. Our own is written while no heartbeat is under way.

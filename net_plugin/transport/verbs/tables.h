@@ -1,8 +1,8 @@
 /* What verbs' codes mean, whose fault they are, and what follows. Pure.
  *
- * Every failed work request leaves its queue pair in ERR, so what always follows is that this
- * generation of the path ends, is fenced, and is made anew; the bytes go over other paths
- * meanwhile. None of the codes ends a connection.
+ * Every failed work request leaves its queue pair in ERR. So this generation of the path always
+ * ends and is fenced, and the path is made anew; the bytes go over other paths meanwhile. None of
+ * the codes ends a connection.
  *
  * Whose fault it was stands behind the meaning, which is the cause that journal and status show.
  * Two things follow from it. What is nobody's (a flush) does not replace the cause that came

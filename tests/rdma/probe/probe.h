@@ -1,7 +1,7 @@
 /* Asks a libibverbs and its devices how they behave where the verbs transport depends on it, and
  * prints what was observed. One process owns both ends: device A writes to device B.
  *
- * The library is named by the caller, so that the same steps run over soft-RoCE and over the fake
+ * The library is named by the caller. So the same steps run over soft-RoCE and over the fake
  * library of the tests, and their answers can be compared. One JSON line per step:
  *     {"step": NAME, "facts": {...}, "ms": {...}, "info": {...}}
  * facts: what the transport may depend on, the same in every run; ms: durations in milliseconds;
@@ -121,9 +121,9 @@ void bed_fresh(struct bed *bed, const struct ways *ways, int receives);
 void side_destroy_qp(struct bed *bed, struct side *side);
 int side_to_state(struct bed *bed, struct side *side, enum ibv_qp_state state);
 const char *side_state(struct bed *bed, struct side *side);
-/* These return what the verb returned. A message is a write, whose completion nobody asks for, and
- * behind it an empty send with the message's number, which takes a receive of B: as the transport
- * does it. wr_id = imm in both. */
+/* These return what the verb returned. A message is a write, whose completion nobody asks for.
+ * Behind it goes an empty send with the message's number, which takes a receive of B: as the
+ * transport does it. wr_id = imm in both. */
 struct told {
     size_t offset, len; /* the same place in both buffers; 0: the send alone */
     uint64_t beyond;    /* added to the address at B */
