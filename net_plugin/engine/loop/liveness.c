@@ -8,8 +8,9 @@
  * another's: an attempt may be out for longer than CONFIRM_NS, at a NIC that has refused in one
  * moment and listens in the next. One that has neither answered nor refused for so long may be
  * where the process listens. It is waited for until PARTIAL_NS, which is more than two attempts
- * take. A NIC whose kernel takes connections contradicts, until one is refused there: who stands
- * still does so for longer than one attempt. */
+ * take, and twice as long while its connection has time to answer. A NIC whose kernel takes
+ * connections contradicts, until one is refused there: who stands still does so for longer than one
+ * attempt. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

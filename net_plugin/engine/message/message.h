@@ -153,7 +153,8 @@ void r2_recv_flushed(struct r2_conn *c, uint64_t cum);
 /* Everything that has arrived, queued for acknowledgement again. */
 void r2_recv_repeat(struct r2_conn *c, struct r2_path *path);
 /* At exit, as a hint and without waiting for a lock. True: there is a path, but a message is here
- * whose sender will not know it, or a frame (the end of a connection) is queued. */
+ * whose sender will not know it, or a frame (the end of a connection) is queued; or a lock is
+ * taken. */
 bool r2_acks_unsaid(void);
 void r2_up_burst_end(void *owner, struct r2_ep *ep);
 
