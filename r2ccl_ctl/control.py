@@ -355,7 +355,7 @@ class Selection:
 
     def __str__(self) -> str:
         parts = [
-            f"{word} {value}"
+            f"{word} {value or repr(value)}"
             for word, value in (("pid", self.pid), ("job", self.job), ("node", self.node))
             if value is not None
         ]

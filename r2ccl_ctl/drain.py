@@ -40,6 +40,14 @@ def look(process: Process, nic: str) -> Drained:
     return Drained(process, True, f"nothing is on {nic} any more: safe to unplug")
 
 
+def is_drained(process: Process, nic: str) -> bool:
+    try:
+        found = find_nic(process.snapshot().nics, nic)
+    except R2Error:
+        return False
+    return found is not None and found.state == "drained"
+
+
 def wait(pairs: Sequence[tuple[Process, str]], timeout: float) -> list[Drained]:
     """Wait until every process has let go of its NIC, or was undrained; `timeout` in seconds."""
     end = time.monotonic() + timeout

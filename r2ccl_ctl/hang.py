@@ -25,6 +25,7 @@ SERVING = ("up", "ramping")  # paths
 UNUSED = ("never-reached", "closed")  # paths that nobody tries, or that ended in order
 WELL = ("healthy", "ramping", "unknown")  # NICs that are not to blame, if no fault is injected
 LATE_NS = 3 * 10**9
+PUBLISH_NS = 10**8  # as in net_plugin/control/commands.c: rows are at most so old
 NAMED = 4  # NICs, paths or nodes in a sentence
 LINES = 16  # NICs and paths with their causes
 WORKING = ("init", "ready")  # communicators that somebody can wait in
@@ -278,13 +279,13 @@ class Seen:
     def __init__(self, snapshots: Iterable[Snapshot]) -> None:
         self.snapshots = list(snapshots)
         self.ranks: dict[str, Ranks] = {}
-        self._most: dict[str, int] = {}
+        self._calls: dict[str, list[tuple[int, int]]] = {}  # the newest: when, and which it is
         self._late: dict[str, list[Wait]] = {}
         self._known: dict[str, Snapshot] = {}
         self._stand: set[str] = set()  # the names of the processes that wait
         for snapshot in self.snapshots:
             for comm in snapshot.comms:
-                self._most[comm.id] = max(self._most.get(comm.id, 0), place(comm))
+                self._calls.setdefault(comm.id, []).append((comm.op_mono_ns, place(comm)))
                 if snapshot.process.running:
                     self.ranks.setdefault(comm.id, []).append((snapshot, comm))
             if snapshot.process.process_id:
@@ -302,9 +303,12 @@ class Seen:
         ranks = {other.rank for other in snapshot.comms if other.id == comm.id}
         return ranks.pop() if len(ranks) == 1 else None
 
-    def behind(self, comm: Comm) -> int:
-        """Collectives that another rank here has called and this one has not."""
-        return max(self._most.get(comm.id, 0) - place(comm), 0)
+    def behind(self, comm: Comm, snapshot: Snapshot) -> int:
+        """Collectives that another rank here has called and this one has not. What one has called
+        since this one last published its rows says nothing."""
+        at_ns = snapshot.mono_ns - max(int(snapshot.process.silent_s * 1e9), PUBLISH_NS)
+        there = (which for when, which in self._calls.get(comm.id, ()) if when <= at_ns)
+        return max(max(there, default=0) - place(comm), 0)
 
     def late(self, comm_id: str) -> list[Wait]:
         """Of one communicator the ranks whose process or application the others wait for."""
@@ -332,7 +336,7 @@ class Seen:
             count, of = len({comm.rank for _, comm in ranks}), all_ranks(ranks)
             if not 0 < count < of or not self._halts(name):
                 continue
-            behind = self.late(name) or any(self.behind(comm) for _, comm in ranks)
+            behind = self.late(name) or any(self.behind(comm, one) for one, comm in ranks)
             text = f"communicator {name[:8]}: {count} of {of} ranks are seen here"
             text += "" if behind else ", none of them behind"
             found.append(f"{text}; run this on {elsewhere(ranks)} too")

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from r2ccl_ctl import elf, jobname, paths
 from r2ccl_ctl import env as environment
-from r2ccl_ctl import jobname, paths
 from r2ccl_ctl.interrupts import Interrupted, signals_interrupt, undisturbed
 from r2ccl_ctl.job import (
     NCCL_AUTO,
@@ -182,6 +182,10 @@ def _plugin(spec: LaunchSpec) -> str | None:
         return "none"
     if not Path(spec.plugin).is_file():
         raise LaunchUsageError(f"--plugin '{spec.plugin}': no such file; give a path, or none")
+    try:  # NCCL would use its own transports, and say nothing
+        elf.exported_functions(Path(spec.plugin))
+    except elf.ElfError as err:
+        raise LaunchUsageError(f"--plugin: {err}; give a net plugin, or none") from None
     return str(Path(spec.plugin).resolve())
 
 

@@ -74,7 +74,7 @@ def row(snapshot: Snapshot, rates: Rates, seen: Seen) -> Row:
         snapshot,
         tx=sum(tx for tx, _ in sums),
         rx=sum(rx for _, rx in sums),
-        behind=max((seen.behind(comm) for comm in snapshot.comms), default=0),
+        behind=max((seen.behind(comm, snapshot) for comm in snapshot.comms), default=0),
         reasons=tuple(sorted(reasons, key=lambda reason: WORST_FIRST.index(reason.code))),
     )
 

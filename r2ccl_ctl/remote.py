@@ -44,7 +44,7 @@ def parse_hosts(names: str | None, hostfile: Path | None) -> list[str]:
         if not found:
             raise R2UsageError(f"--hostfile {hostfile} names no host")
     for name in found:
-        if name.startswith("-"):
+        if name.startswith("-") or not name.isprintable():
             raise R2UsageError(f"'{name}' is no host name")
     return list(dict.fromkeys(found))
 

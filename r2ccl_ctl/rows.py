@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from r2ccl_ctl.errors import R2UsageError
 from r2ccl_ctl.segment import layout
 
 
@@ -275,15 +276,15 @@ def known(words: tuple[str, ...], number: int) -> str:
 
 
 def find_nic(nics: Iterable[Nic], name: str) -> Nic | None:
-    """The NIC with this name, else the one with this interface or address."""
+    """The NIC with this name, else the one with this interface or address. R2UsageError where
+    several have this interface."""
     nics = list(nics)
-    for nic in nics:
-        if nic.name == name:
-            return nic
-    for nic in nics:
-        if name and name in (nic.ifname, nic.addr):
-            return nic
-    return None
+    found = [nic for nic in nics if nic.name == name]
+    found = found or [nic for nic in nics if name and name in (nic.ifname, nic.addr)]
+    if len(found) > 1:
+        names = ", ".join(nic.name for nic in found)
+        raise R2UsageError(f"'{name}' is the interface of several NICs: give one of {names}")
+    return found[0] if found else None
 
 
 def peer(index: int, row: dict[str, Any]) -> Peer:

@@ -54,7 +54,8 @@ def _of_peer(snapshot: Snapshot, peer: Peer) -> list[Reason]:
     if not lost:
         return []
     code = DANGER if len(serving) <= 1 else DEGRADED
-    text = f"paths to {peer}: {len(serving)} left, {len(lost)} lost"
+    way = "from" if peer.direction == "rx" else "to"
+    text = f"paths {way} {peer}: {len(serving)} left, {len(lost)} lost"
     return [Reason(code, text, snapshot.process.title, snapshot.process.host)]
 
 

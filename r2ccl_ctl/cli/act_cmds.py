@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from r2ccl_ctl import drain
 from r2ccl_ctl.cli.common import (
     F,
     complete_nic,
@@ -218,4 +219,11 @@ def recover_nic(
         timeout,
         lambda name: Command("recover-nic", nic=name),
     )
-    show_answers(answers, as_json, "has no fault any more")
+    said = answered(answers, "has no fault any more")
+    show_said([replace(one, shown=one.shown + _drained(one)) for one in said], as_json)
+
+
+def _drained(one: Said) -> str:
+    """What recover-nic does not undo."""
+    left = one.ok and drain.is_drained(one.process, one.more["nic"])
+    return "; it stays drained until undrain-nic" if left else ""

@@ -28,7 +28,7 @@ def comm_dict(comm: Comm, snapshot: Snapshot, seen: Seen) -> dict[str, Any]:
         **row_dict(comm),
         "op_age_s": None if age is None else round(age, 3),
         "silent_s": round(snapshot.process.silent_s, 1),
-        "behind": seen.behind(comm),
+        "behind": seen.behind(comm, snapshot),
         "ranks_seen": len({other.rank for _, other in seen.ranks.get(comm.id, ())}),
         "stands": hang.stands(snapshot, seen, comm),
         "waits": [entry for wait in found for entry in hang.wait_dicts(wait, snapshot, comm.rank)],
@@ -91,7 +91,7 @@ def comm_table(snapshots: Sequence[Snapshot], seen: Seen, *, titles: bool) -> Ta
                 comm.plan or "stock",
                 comm.epoch or "-",
                 comm.operations,
-                seen.behind(comm) or "-",
+                seen.behind(comm, snapshot) or "-",
                 operation_text(comm, snapshot.mono_ns),
                 cause_text(comm, snapshot, seen),
             )

@@ -72,36 +72,39 @@ def of_a_check() -> Iterator[None]:
 
 def _must_be(
     kind: type[int] | type[float],
+    parse: Callable[[Any, click.Parameter | None, click.Context | None], Any],
     value: Any,
     limits: click.IntRange | click.FloatRange,
     param: click.Parameter | None,
     ctx: click.Context | None,
-) -> None:
-    """Say what an option takes also to those who gave no number."""
+) -> Any:
+    """What click's own type makes of it; else say what the option takes."""
+    span = f"{limits.min:g} to {limits.max:g}" if limits.max else f"{limits.min:g} or more"
+    if limits.min_open:
+        span = f"more than {limits.min:g}" + (f", up to {limits.max:g}" if limits.max else "")
     try:
         kind(value)
     except (TypeError, ValueError):
-        span = f"{limits.min:g} to {limits.max:g}" if limits.max else f"{limits.min:g} or more"
-        if limits.min_open:
-            span = f"more than {limits.min:g}"
         what = "whole number" if kind is int else "number"
         limits.fail(f"'{value}' is no {what}: give {span}", param, ctx)
+    try:
+        return parse(value, param, ctx)
+    except click.BadParameter:
+        limits.fail(f"{value} is out of range: give {span}", param, ctx)
 
 
 class WholeNumber(click.IntRange):
     """A whole number in a range, with its least one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        _must_be(int, value, self, param, ctx)
-        return super().convert(value, param, ctx)
+        return _must_be(int, super().convert, value, self, param, ctx)
 
 
 class Number(click.FloatRange):
     """A number in a range, with its least one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        _must_be(float, value, self, param, ctx)
-        return super().convert(value, param, ctx)
+        return _must_be(float, super().convert, value, self, param, ctx)
 
 
 class R2Group(click.Group):
@@ -233,6 +236,14 @@ def of_option(option: str, parse: Callable[[str], T], text: str) -> T:
         return parse(text)
     except R2UsageError as err:
         raise R2UsageError(f"{option}: {err}") from err
+
+
+def not_empty(ctx: click.Context, option: click.Parameter, text: str) -> str:
+    """Refuse a text that is given and empty, as a shell variable is that is not set."""
+    source = ctx.get_parameter_source(option.name or "")
+    if not text and source is ParameterSource.COMMANDLINE:
+        raise R2UsageError(f"{option.opts[0]} is empty: give a value, or leave it out")
+    return text
 
 
 def only_with(option: str, other: str, given: bool) -> None:

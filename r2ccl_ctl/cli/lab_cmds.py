@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from r2ccl_ctl.cli.common import json_option
+from r2ccl_ctl.cli.common import Number, json_option
 from r2ccl_ctl.lab import (
     DEFAULT_NAME,
     DIRECTIONS,
@@ -202,7 +202,12 @@ def exec_(node: str, command: tuple[str, ...], name: str) -> None:
 @click.argument("nic", shell_complete=complete_nic)
 @click.option("--silent", is_flag=True, help="Packets vanish, the carrier stays up.")
 @click.option("--admin", is_flag=True, help="Set the node's own end down, as `ip link set` does.")
-@click.option("--loss", type=float, metavar="PCT", help="Lose this share of packets at random.")
+@click.option(
+    "--loss",
+    type=Number(min=0, max=100, min_open=True),
+    metavar="PCT",
+    help="Lose this share of packets at random.",
+)
 @click.option(
     "--direction",
     type=click.Choice(DIRECTIONS),

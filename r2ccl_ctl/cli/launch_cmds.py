@@ -7,7 +7,7 @@ import sys
 import click
 
 from r2ccl_ctl import launch as launching
-from r2ccl_ctl.cli.common import Number, WholeNumber
+from r2ccl_ctl.cli.common import Number, WholeNumber, not_empty
 from r2ccl_ctl.errors import R2Error, R2UsageError
 from r2ccl_ctl.lab import DEFAULT_NAME, userns
 
@@ -93,6 +93,7 @@ class UsageFailure(Failure):
 @click.option(
     "--job",
     default="",
+    callback=not_empty,
     metavar="ID",
     help="Job id, of at most 63 bytes; default: R2CCL_JOB, else a random one.",
 )

@@ -31,6 +31,7 @@ from r2ccl_ctl.control import (
     Process,
     Selection,
     list_processes,
+    select,
     select_targets,
     send_commands,
 )
@@ -113,8 +114,7 @@ def predict(
     if job is not None:
         if nodes is not None or rate is not None or failed:
             raise R2UsageError("--job has its own nodes: leave out --nodes, --rate and --fail")
-        wanted = Selection(job=job)
-        found, remark = planner.of_job([p for p in list_processes() if wanted.wants(p)])
+        found, remark = planner.of_job(select(Selection(job=job)))
     else:
         if nodes is None or rate is None:
             raise R2UsageError("give --nodes and --rate, or --job")

@@ -134,7 +134,8 @@ def chosen(wanted: Selection, *, dead: bool, remedy: str) -> list[Process]:
         what += f" is gone (pid {pids})" if len(gone) == 1 else f" are gone (pids {pids})"
         count = "1 process" if len(gone) == 1 else f"{len(gone)} processes"
         rest = "" if isinstance(err, Nobody) else f"; {err}"
-        raise R2Error(f"{count}{what}: {remedy}{rest}") from err
+        none = "" if str(wanted) or rest else "no process of R2CCL runs here; "
+        raise R2Error(f"{none}{count}{what}: {remedy}{rest}") from err
 
 
 def look(wanted: Selection, rates: view.Rates, *, dead: bool) -> Looks:

@@ -20,6 +20,7 @@ from r2ccl_ctl.cli.common import (
     F,
     Failure,
     json_option,
+    not_empty,
     of_option,
     print_json,
 )
@@ -62,7 +63,9 @@ def build() -> None:
 
 def environment_options(command: F) -> F:
     for option in (
-        click.option("--nics", metavar="LIST", default="", help="Sets R2CCL_NICS."),
+        click.option(
+            "--nics", metavar="LIST", default="", callback=not_empty, help="Sets R2CCL_NICS."
+        ),
         click.option(
             "--by-name",
             is_flag=True,
@@ -84,6 +87,7 @@ def environment_options(command: F) -> F:
             "--job",
             metavar="JOB",
             default="",
+            callback=not_empty,
             help="Name of the job (R2CCL_JOB), of at most 63 bytes.",
         ),
     ):

@@ -30,7 +30,10 @@ def _numbers(text: str) -> list[int]:
         if match is None:
             raise R2UsageError(f"'{text}' is no list of numbers: give one such as 1,2,5-8")
         first = int(match[1])
-        found += range(first, int(match[2] or first) + 1)
+        last = int(match[2] or first)
+        if last < first:
+            raise R2UsageError(f"'{part}' names no number: give the lower one first")
+        found += range(first, last + 1)
     return found
 
 
@@ -114,7 +117,13 @@ def _patterns(
     cluster: Cluster, lost: str, count: int, seed: int, file: Path | None
 ) -> list[tuple[int, list[Pattern]]]:
     if file is not None:
-        found = simulation.read_patterns(file.read_text(encoding="utf-8"), cluster)
+        try:
+            text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise R2UsageError(f"--file {file} is no text in UTF-8") from None
+        found = of_option(
+            f"--file {file}", lambda given: simulation.read_patterns(given, cluster), text
+        )
         counts = sorted({len(pattern) for pattern in found})
         return [(n, [pattern for pattern in found if len(pattern) == n]) for n in counts]
     return [

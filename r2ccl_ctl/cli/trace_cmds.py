@@ -195,7 +195,7 @@ def of_record(path: Path) -> Parts:
                 speed = window["bytes"] / window["seconds"] * bus_factor(record) / 1e9
                 samples.append(Sample(window["end_ns"], first, "AllReduce", "bus GB/s", speed))
         errors = {host["name"]: host["error_ns"] for host in record["hosts"]}
-    except (OSError, ValueError, KeyError, TypeError) as err:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as err:
         why = err.strerror if isinstance(err, OSError) else str(err)
         why = f"it has no {err}" if isinstance(err, KeyError) else why
         raise R2UsageError(f"--record {path} is no file of DIR/cases of `validate`: {why}") from err

@@ -9,6 +9,7 @@ import re
 import select
 import shlex
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -23,8 +24,10 @@ from conftest import ROOT, Build, missing
 from segment_bed import StartWriter, Writer, follow, program, read_line, start_writer
 
 from r2ccl_ctl import control, env, paths, settings_view
-from r2ccl_ctl.cli import docs
+from r2ccl_ctl.cli import act_cmds, docs
 from r2ccl_ctl.cli.main import SECTIONS, Later, main
+from r2ccl_ctl.control import Answer
+from r2ccl_ctl.segment import layout
 
 __all__ = ["start_writer"]
 
@@ -175,6 +178,21 @@ def test_fail_and_recover(start_writer: StartWriter) -> None:
     assert "has no fault any more" in call("recover-nic", "127.0.2.1", *job).stdout
     assert call_json("nics", *job)["nics"][1]["state"] == "healthy"
     call("recover-nic", "127.0.2.1", *job)
+
+
+def test_recover_nic_says_what_stays_drained(
+    start_writer: StartWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = start_writer()
+    agreed = [("127.0.2.1", Answer(writer.process, True, "no fault was injected on 127.0.2.1"))]
+    monkeypatch.setattr(act_cmds, "ask", lambda *words: agreed)
+    words = ["recover-nic", "127.0.2.1", "--job", writer.job]
+    assert "drained" not in call(*words).stdout
+    with writer.rows() as segment:
+        table, offset = segment.tables["nics"], layout().offset("r2_seg_nic", "state")
+        drained = {word: n for n, word in layout().enum("r2_seg_nic_state", "R2_SEG_NIC_").items()}
+        segment.write(table.offset + table.stride + offset, struct.pack("=I", drained["drained"]))
+    assert call(*words).stdout.endswith(" 127.0.2.1; it stays drained until undrain-nic\n")
 
 
 def test_fault_options_arrive(start_writer: StartWriter) -> None:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import _cffi_backend
 import pytest
 from conftest import ROOT
 from segment_bed import StartWriter, start_writer, until
@@ -48,9 +49,8 @@ def ranks_env(monkeypatch: pytest.MonkeyPatch, **more: Any) -> list[dict[str, st
         return environments(job)
 
 
-def test_launch_keeps_the_plugin_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    plugin = tmp_path / "plugin.so"
-    plugin.touch()
+def test_launch_keeps_the_plugin_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = _cffi_backend.__file__  # a shared library
     (env,) = ranks_env(monkeypatch, plugin=str(plugin), nccl="system")
     assert env["NCCL_NET_PLUGIN_REF_COUNT"] == "1"
     (env,) = ranks_env(monkeypatch, plugin="none", nccl="system")
@@ -198,6 +198,8 @@ def test_communicators_of_nobody(start_writer: StartWriter) -> None:
         assert "no process with job nope uses R2CCL here" in call(*words, "--job", "nope").stderr
         stderr = call(*words, "--job", writer.job).stderr
         assert "no communicators are followed here" in stderr
+    stderr = call("plan", "predict", "--job", "nope", code=1).stderr
+    assert "no running process of R2CCL with job nope. There are: " in stderr
 
 
 @pytest.mark.parametrize(

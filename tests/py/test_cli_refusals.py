@@ -53,6 +53,18 @@ def test_a_jobs_name_that_is_too_long(
     assert says in call(*words.format(LONG).split(), code=2).stderr
 
 
+@pytest.mark.parametrize(
+    "words", ["run --job", "env --job", "launch --job", "run --nics", "env --nics"]
+)
+def test_an_empty_name_is_not_taken_for_none(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    """As a shell makes it of a variable that is not set."""
+    monkeypatch.setattr(os, "execvpe", lambda *words: pytest.fail("it was started"))
+    command, option = words.split()
+    rest = [] if command == "env" else ["--", "true"]
+    says = f"{option} is empty: give a value, or leave it out"
+    assert says in call(command, option, "", *rest, code=2).stderr
+
+
 def test_a_job_named_after_a_long_program() -> None:
     for program in ("p" * 200, "ü" * 100):
         name = environment.default_job({}, [f"/bin/{program}"])
@@ -155,8 +167,8 @@ def test_faults_that_are_over_do_not_stand(start_writer: StartWriter, tmp_path: 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("launch --per-node 0 -- true", "0 is not in the range x>=1"),
-        ("launch --per-node -3 -- true", "-3 is not in the range x>=1"),
+        ("launch --per-node 0 -- true", "0 is out of range: give 1 or more"),
+        ("launch --per-node -3 -- true", "-3 is out of range: give 1 or more"),
         ("launch -n 2 --emulate-nodes 2 --nics 17 -- true", "--nics 17: give 1 to 16, the most"),
         ("fail-nic x --kind slow=0", "rate '0' is out of range: give more than 0, for example"),
         ("fail-nic x --kind slow=0bit", "rate '0bit' is out of range: give more than 0, for"),

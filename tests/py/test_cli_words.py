@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 from segment_bed import StartWriter, start_writer
-from test_cli import call
+from test_cli import call, nobody
 
 from r2ccl_ctl import env as environment
 from r2ccl_ctl.cli import view
@@ -26,7 +27,7 @@ from r2ccl_ctl.faults import read_rules
 from r2ccl_ctl.hang import Seen
 from r2ccl_ctl.order import in_order
 
-__all__ = ["start_writer"]
+__all__ = ["nobody", "start_writer"]
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,8 @@ __all__ = ["start_writer"]
         ("launch -n two -- true", "'two' is no whole number: give 1 or more"),
         ("launch --timeout soon -- true", "'soon' is no number: give more than 0"),
         ("launch --grace soon -- true", "'soon' is no number: give 0 or more"),
+        ("lab fail-link n0 nic0 --loss much", "'much' is no number: give more than 0, up to 100"),
+        ("lab fail-link n0 nic0 --loss 0", "0 is out of range: give more than 0, up to 100"),
     ],
 )
 def test_no_number(words: str, says: str) -> None:
@@ -157,18 +160,30 @@ def test_a_negative_number_is_no_option(number: str) -> None:
     says = f"No such option '{number}': if it is meant as a value, put -- before it: `-- {number}`"
     assert f"Error: {says}" in result.stderr and "Usage: " in result.stderr
     assert json.loads(result.stdout)["error"] == says
-    assert f"{number} is not in the range" in call("set-weight", "x", "--", number, code=2).stderr
+    stderr = call("set-weight", "x", "--", number, code=2).stderr
+    assert f"{number} is out of range: give 0 to 100" in stderr
     assert "meant as a value" not in call("status", "-z", code=2).stderr
 
 
-@pytest.mark.parametrize(
-    ("command", "remedy"),
-    [
-        ("status", "--pid shows one, as it was at its end"),
-        ("nics", "--pid shows one, as it was at its end"),
-        ("journal", "--all shows what happened to them"),
-    ],
-)
+GONE = [
+    ("status", "--pid shows one, as it was at its end"),
+    ("nics", "--pid shows one, as it was at its end"),
+    ("journal", "--all shows what happened to them"),
+]
+
+
+@pytest.mark.parametrize(("command", "remedy"), GONE)
+def test_that_no_process_runs_is_said_too(
+    start_writer: StartWriter, nobody: Path, command: str, remedy: str
+) -> None:
+    writer = start_writer()
+    writer.kill()
+    shutil.move(f"/dev/shm/{writer.path.name}", nobody)
+    says = f"Error: no process of R2CCL runs here; 1 process is gone (pid {writer.pid}): {remedy}"
+    assert says in call(command, code=1).stderr
+
+
+@pytest.mark.parametrize(("command", "remedy"), GONE)
 def test_a_job_that_has_ended(start_writer: StartWriter, command: str, remedy: str) -> None:
     """What is left of it can be had: how, is said first."""
     writer = start_writer()

@@ -270,6 +270,11 @@ def test_many_clients_at_once(start_writer: StartWriter) -> None:
 def test_nic_by_interface_or_address(start_writer: StartWriter) -> None:
     writer = start_writer()
     assert list(control.with_nic([writer.process], "lo0"))[0][1] == "127.0.1.1"
+    with writer.rows() as segment:
+        table, offset = segment.tables["nics"], layout().offset("r2_seg_nic", "ifname")
+        segment.write(table.offset + table.stride + offset, b"lo0\0")
+    with pytest.raises(R2UsageError, match="'lo0' is .* several NICs: give one of 127.0.1.1, 127"):
+        list(control.with_nic([writer.process], "lo0"))
     with pytest.raises(R2Error, match=r"no NIC 'eth9'. NICs: 127.0.1.1, 127.0.2.1"):
         list(control.with_nic([writer.process], "eth9"))
 

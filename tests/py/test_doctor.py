@@ -160,6 +160,9 @@ def test_hosts(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(R2UsageError, match="is no text"):
         remote.parse_hosts(None, file)
+    file.write_bytes(b"a\0b\n")
+    with pytest.raises(R2UsageError, match="is no host name"):
+        remote.parse_hosts(None, file)
     for via in ("'open", " "):
         with pytest.raises(R2UsageError, match="--via"):
             remote.argv_for(via, "n1", {})

@@ -277,6 +277,16 @@ def test_the_rank_that_has_not_called() -> None:
     assert [row["behind"] for row in rows(first, late)] == [0, 1]
 
 
+def test_nobody_is_behind_what_was_called_after_its_rows() -> None:
+    """A job goes on after a rank's rows are published, and while the others are read."""
+    first, later = look(rank(0, 7, 0.2)), look(rank(1, 12, -0.1))
+    assert [row["behind"] for row in rows(first, replace(later, mono_ns=NOW + S))] == [0, 0]
+    assert [row["behind"] for row in rows(first, look(rank(1, 12, 0.05)))] == [0, 0]
+    assert [row["behind"] for row in rows(first, look(rank(1, 12, 0.15)))] == [5, 0]
+    stopped = look(rank(0, 7, 5), silent_s=5)
+    assert [row["behind"] for row in rows(stopped, look(rank(1, 12, 4.9)))] == [0, 0]
+
+
 def test_nics_that_may_be_why_are_named() -> None:
     """A rank may be late because of them; one that ramps works, one that is drained is so on
     purpose."""

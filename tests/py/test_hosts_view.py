@@ -153,8 +153,8 @@ def test_ranks_of_other_hosts_are_behind(
         comm = Comm(
             index=0, id="c0ffee0000000000", parent="", name="", state="ready", rank=rank, ranks=2,
             nodes=2, local_ranks=1, device=0, plan="", epoch=0, operations=operations, p2p=0,
-            op="all-reduce", op_bytes=0, op_mono_ns=snapshot.mono_ns, calling=False, cause="",
-            since_real_ns=0, since_mono_ns=0, planned=0, plan_wait_ns=0,
+            op="all-reduce", op_bytes=0, op_mono_ns=snapshot.mono_ns - 10**9, calling=False,
+            cause="", since_real_ns=0, since_mono_ns=0, planned=0, plan_wait_ns=0,
         )  # fmt: skip
         process = replace(snapshot.process, host=f"h{rank}", process_id=str(rank))
         looks.append(HostLook(f"h{rank}", [replace(snapshot, process=process, comms=[comm])]))

@@ -177,6 +177,8 @@ def test_natives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         launch.start(LaunchSpec(argv=["true"], nccl="/no/such"), echo=False)
     with pytest.raises(LaunchUsageError, match="no such file"):
         launch.start(LaunchSpec(argv=["true"], plugin="/no/such"), echo=False)
+    with pytest.raises(LaunchUsageError, match="--plugin: .* is no shared library"):
+        launch.start(LaunchSpec(argv=["true"], plugin=__file__), echo=False)
 
 
 def test_lines_are_whole_and_prefixed() -> None:

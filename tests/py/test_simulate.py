@@ -214,6 +214,7 @@ def test_without_the_program_one_line_names_the_package(
     [
         (("--nodes", "1"), "--nodes 1: give 2 to 1024"),
         (("--nodes", "8;9"), "--nodes: '8;9' is no list of numbers"),
+        (("--lost", "1,3-2"), "--lost: '3-2' names no number: give the lower one first"),
         (("--nics", "0"), "--nics 0"),
         (("--patterns", "0"), "--patterns 0"),
         (("--size", "1K"), "--size 1K: give 1M or more"),
@@ -223,3 +224,12 @@ def test_without_the_program_one_line_names_the_package(
 def test_refusals(words: tuple[str, ...], wrong: str) -> None:
     found = call(*words)
     assert found.exit_code == 2 and wrong in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"), [(b"x\n", ": line 1: 'x' is no NODE:NIC"), (b"\xff", " is no text")]
+)
+def test_a_wrong_file_of_patterns_is_named(tmp_path: Path, text: bytes, wrong: str) -> None:
+    (tmp_path / "lost").write_bytes(text)
+    found = call("--file", str(tmp_path / "lost"))
+    assert found.exit_code == 2 and f"--file {tmp_path / 'lost'}{wrong}" in found.stderr

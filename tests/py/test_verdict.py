@@ -26,7 +26,7 @@ def snapshot(nics: list[str], *paths: str, silent_s: float = 0) -> Any:
             SimpleNamespace(name=f"eth{i}", state=state, link="up", cause="")
             for i, state in enumerate(nics)
         ],
-        peers=[SimpleNamespace(index=0, connections=2, host="n1", pid=7)],
+        peers=[SimpleNamespace(index=0, connections=2, host="n1", pid=7, direction="tx")],
         paths=[
             SimpleNamespace(peer=0, state=state.rstrip("*"), spare=state.endswith("*"))
             for state in paths
@@ -55,6 +55,14 @@ WELL = ["healthy", "healthy"]
 )
 def test_judge(looked: Any, standing: str, word: str) -> None:
     assert verdict.WORDS[verdict.worst(verdict.judge(looked, standing))] == word
+
+
+def test_both_ways_between_two_processes_are_told_apart() -> None:
+    looked = snapshot(WELL, "up", "down")
+    looked.peers.append(SimpleNamespace(**{**vars(looked.peers[0]), "index": 1, "direction": "rx"}))
+    looked.paths += [SimpleNamespace(peer=1, state=s, spare=False) for s in ("up", "up", "down")]
+    words = [reason.text.split(" namespace")[0] for reason in verdict.judge(looked, "")]
+    assert words == ["paths to", "paths from"]
 
 
 def test_what_is_certain_counts_before_what_is_not_known() -> None:
