@@ -13,6 +13,7 @@ from r2ccl_ctl import planner
 from r2ccl_ctl.cli.act_cmds import Said, show_said
 from r2ccl_ctl.cli.common import (
     R2Group,
+    WholeNumber,
     add_row,
     json_option,
     of_option,
@@ -74,9 +75,13 @@ def _lost(text: str) -> tuple[int, int]:
 
 
 @plan.command("predict")
-@click.option("--nodes", type=int, help="Nodes of the job.")
-@click.option("--gpus", type=int, default=1, show_default=True, help="Ranks of each node.")
-@click.option("--nics", type=int, default=1, show_default=True, help="NICs of each node.")
+@click.option("--nodes", type=WholeNumber(min=1), help="Nodes of the job.")
+@click.option(
+    "--gpus", type=WholeNumber(min=1), default=1, show_default=True, help="Ranks of each node."
+)
+@click.option(
+    "--nics", type=WholeNumber(min=1), default=1, show_default=True, help="NICs of each node."
+)
 @click.option("--rate", metavar="RATE", help="Of each NIC, such as 100gbit.")
 @click.option("--fail", "failed", multiple=True, metavar="NODE:NIC", help="A NIC that is lost.")
 @click.option("--size", default="256M", show_default=True, help="Of one rank's data.")
@@ -118,8 +123,6 @@ def predict(
     else:
         if nodes is None or rate is None:
             raise R2UsageError("give --nodes and --rate, or --job")
-        if gpus < 1:
-            raise R2UsageError(f"--gpus {gpus}: give 1 or more")
         lost = [_lost(text) for text in failed]
         found = planner.imagined(nodes, nics, of_option("--rate", parse_rate, rate), lost)
     answer = planner.predict(found, length, mode)

@@ -8,7 +8,7 @@ import click
 
 from r2ccl_ctl import paths
 from r2ccl_ctl import shim as shims
-from r2ccl_ctl.cli.common import R2Group, json_option, print_json
+from r2ccl_ctl.cli.common import R2Group, WholeNumber, json_option, print_json
 from r2ccl_ctl.errors import R2UsageError
 
 NCCL = click.option(
@@ -92,7 +92,7 @@ def build_(nccl: Path, output: Path) -> None:
 
 
 @shim.command()
-@click.option("--pid", required=True, type=int, help="A running process.")
+@click.option("--pid", required=True, type=WholeNumber(min=1), help="A running process.")
 @json_option
 def check(pid: int, as_json: bool) -> None:
     """Say how a process reaches NCCL, and whether R2CCL is on the way.

@@ -15,7 +15,15 @@ import click
 from r2ccl_ctl import baselines
 from r2ccl_ctl import simulate as simulation
 from r2ccl_ctl.baselines import Approach
-from r2ccl_ctl.cli.common import add_row, json_option, of_option, print_json, show, table
+from r2ccl_ctl.cli.common import (
+    WholeNumber,
+    add_row,
+    json_option,
+    of_option,
+    print_json,
+    show,
+    table,
+)
 from r2ccl_ctl.control import SCHEMA
 from r2ccl_ctl.errors import R2UsageError
 from r2ccl_ctl.simulate import Cluster, Pattern, Rails, Row
@@ -39,13 +47,25 @@ def _numbers(text: str) -> list[int]:
 
 @click.command()
 @click.option("--nodes", default="8", show_default=True, help="Of each cluster, such as 8,16,64.")
-@click.option("--gpus", type=int, default=8, show_default=True, help="Of each node.")
-@click.option("--nics", type=int, default=8, show_default=True, help="Of each node.")
+@click.option("--gpus", type=WholeNumber(min=1), default=8, show_default=True, help="Of each node.")
+@click.option("--nics", type=WholeNumber(min=1), default=8, show_default=True, help="Of each node.")
 @click.option("--rate", default="400gbit", show_default=True, help="Of each NIC.")
 @click.option("--size", default="1G", show_default=True, help="Of the AllReduce; or 64M,1G.")
 @click.option("--lost", default="1", show_default=True, help="NICs, such as 1-10.")
-@click.option("--patterns", type=int, default=20, show_default=True, help="Random ones for each.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Of the random patterns.")
+@click.option(
+    "--patterns",
+    type=WholeNumber(min=1),
+    default=20,
+    show_default=True,
+    help="Random ones for each.",
+)
+@click.option(
+    "--seed",
+    type=WholeNumber(min=0),
+    default=1,
+    show_default=True,
+    help="Of the random patterns.",
+)
 @click.option(
     "--file",
     "file",
@@ -86,8 +106,6 @@ def simulate(
       r2ccl-ctl simulate --nodes 8,16,64,128 --lost 1-10 --plot simulated.png
       r2ccl-ctl simulate --nodes 16 --lost 2,4 --rails
     """
-    if patterns < 1:
-        raise R2UsageError(f"--patterns {patterns}: give 1 or more")
     speed = of_option("--rate", parse_rate, rate)
     clusters = [Cluster(n, nics, speed, gpus) for n in of_option("--nodes", _numbers, nodes)]
     sizes = [of_option("--size", parse_size, one) for one in size.split(",")]

@@ -83,7 +83,9 @@ def test_two_nodes_and_healthy_ones() -> None:
     ("words", "said"),
     [
         (("--nodes", "4"), "give --nodes and --rate, or --job"),
-        (("--nodes", "0", "--rate", "1gbit"), "--nodes 0: give 1 to 256"),
+        (("--nodes", "257", "--rate", "1gbit"), "--nodes 257: give 1 to 256"),
+        (("--nodes", "x", "--rate", "1gbit"), "'x' is no whole number: give 1 or more"),
+        (("--nodes", "4", "--rate", "1gbit", "--gpus", "0"), "0 is out of range: give 1 or more"),
         (("--nodes", "4", "--rate", "fast"), "--rate: 'fast' is no rate"),
         (("--nodes", "4", "--rate", "1gbit", "--fail", "4:0"), "there are nodes 0 to 3"),
         (("--nodes", "4", "--rate", "1gbit", "--fail", "1:1"), "a node has NICs 0 to 0"),
