@@ -320,6 +320,26 @@ TEST(port_is_another)
     finish();
 }
 
+/* The address stands in two entries, then only in the second: paths leave the first. */
+TEST(address_in_another_entry)
+{
+    static const char *const moves[] = {"!gid fv0 1 3 127.0.1.1", "!gid fv1 1 3 127.0.2.1",
+                                        "!gid fv0 1 1 0.0.0.0", "!gid fv1 1 1 0.0.0.0", NULL};
+    static const char *const back[] = {"!gid fv0 1 1 127.0.1.1", "!gid fv1 1 1 127.0.2.1",
+                                       "!gid fv0 1 3 0.0.0.0", "!gid fv1 1 3 0.0.0.0", NULL};
+
+    begin();
+    for (int i = 0; moves[i]; i++)
+        bed_script(moves[i]);
+    AWAIT(bed_attr("sgid_index") == 3);
+    bed_until_paths(bed.tx, 2);
+    shown();
+    for (int i = 0; back[i]; i++)
+        bed_script(back[i]);
+    AWAIT(bed_attr("sgid_index") == 1);
+    finish();
+}
+
 static void pkeys(int key)
 {
     char text[64];

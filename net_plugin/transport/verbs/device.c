@@ -159,10 +159,11 @@ bool r2_vnic_take(struct r2_vnic *v, struct r2_hca *hca, const uint8_t ip[16],
 {
     const struct ibv_port_attr *attr = &view->attr;
     uint8_t gid[16] = {0};
-    bool changed, gone, fits = true;
+    bool changed, gone, has_gid, fits = true;
     int index = view->there ? port_gid(view, ip, gid, &fits) : -1;
 
-    if (index >= 0 && !fits)
+    has_gid = index >= 0;
+    if (has_gid && !fits)
         R2_WARN_LIMIT("%s port %u: no entry of its GID table is what NCCL_IB_ADDR_FAMILY, "
                       "NCCL_IB_ADDR_RANGE or NCCL_IB_ROCE_VERSION_NUM ask for; entry %d is taken",
                       hca->name, v->port, index);
@@ -176,19 +177,20 @@ bool r2_vnic_take(struct r2_vnic *v, struct r2_hca *hca, const uint8_t ip[16],
         return !gone;
     }
     /* A key that could not be read is no other one: it is the last one that was. */
-    changed = memcmp(gid, v->gid, 16) != 0 || attr->lid != v->lid ||
+    index = index < 0 ? 0 : index;
+    changed = memcmp(gid, v->gid, 16) != 0 || index != v->gid_index || attr->lid != v->lid ||
               (view->has_pkey && v->has_pkey && view->pkey != v->pkey);
     if (view->has_pkey) {
         v->has_pkey = true;
         v->pkey = view->pkey;
     }
-    v->active = attr->state == IBV_PORT_ACTIVE &&
-                (index >= 0 || attr->link_layer != IBV_LINK_LAYER_ETHERNET);
+    v->active =
+        attr->state == IBV_PORT_ACTIVE && (has_gid || attr->link_layer != IBV_LINK_LAYER_ETHERNET);
     v->link = attr->link_layer == IBV_LINK_LAYER_ETHERNET ? IBV_LINK_LAYER_ETHERNET
                                                           : IBV_LINK_LAYER_INFINIBAND;
     v->mtu = port_mtu(attr);
     v->lid = attr->lid;
-    v->gid_index = index < 0 ? 0 : index;
+    v->gid_index = index;
     memcpy(v->gid, gid, 16);
     v->state = attr->state;
     v->phys = attr->phys_state;
@@ -197,7 +199,7 @@ bool r2_vnic_take(struct r2_vnic *v, struct r2_hca *hca, const uint8_t ip[16],
     return changed;
 }
 
-/* On the command thread: reads the NIC's port; true if GID, LID or partition key changed. */
+/* On the command thread: reads the NIC's port. As r2_vnic_take. */
 static bool vnic_refresh(struct r2_vnic *v, struct r2_hca *hca)
 {
     struct r2_port_view view;
@@ -291,22 +293,16 @@ static void run_refresh(struct r2_cmd *cmd)
     struct refresh *r = R2_CONTAINER_OF(cmd, struct refresh, cmd);
     struct r2_vnic *v = &r2_verbs.nics[r->nic];
     struct ibv_async_event ev = {.element.port_num = v->port};
-    bool changed, active;
-    int index;
+    bool active;
 
-    pthread_mutex_lock(&v->lock);
-    index = v->gid_index;
-    pthread_mutex_unlock(&v->lock);
-    changed = !atomic_load(&r->hca->gone) && vnic_refresh(v, r->hca);
+    /* Whichever event has made us look: the one of the change finds nothing new any more. */
+    if (!atomic_load(&r->hca->gone) && vnic_refresh(v, r->hca)) {
+        r2_vflush_again(v); /* before paths are made anew: this thread makes both */
+        fail_all(r->hca, &ev, R2_ASYNC_PORT, EADDRNOTAVAIL);
+    }
     pthread_mutex_lock(&v->lock);
     active = v->active;
-    index -= v->gid_index;
     pthread_mutex_unlock(&v->lock);
-    if (changed || index)
-        r2_vflush_again(v); /* before paths are made anew: this thread makes both */
-    /* Whichever event has made us look: the one of the change finds nothing new any more. */
-    if (changed)
-        fail_all(r->hca, &ev, R2_ASYNC_PORT, EADDRNOTAVAIL);
     if (!atomic_load(&r->hca->gone))
         r2_verbs.ev->nic_link(r->nic, R2_VIA_VERBS, active, r->cause);
     r2_hca_unuse(r->hca);

@@ -404,7 +404,7 @@ bool r2_wanted_is_number(const char *text, int low, int high, int *out);
 int r2_wanted_number(const char *name, const char *text, int otherwise, int low, int high);
 /* A NIC's address as a GID has it. */
 void r2_nic_ip(const struct r2_nic *n, uint8_t ip[16]);
-/* The NIC's port is like that now; true if GID, LID or partition key changed. */
+/* The NIC's port is like that now; true if GID, its entry, LID or partition key changed. */
 bool r2_vnic_take(struct r2_vnic *nic, struct r2_hca *hca, const uint8_t ip[16],
                   const struct r2_port_view *view);
 /* On the command thread: the device is there, and the slot's NICs have it. */
