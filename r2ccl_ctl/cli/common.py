@@ -238,6 +238,13 @@ def of_option(option: str, parse: Callable[[str], T], text: str) -> T:
         raise R2UsageError(f"{option}: {err}") from err
 
 
+def count_option(name: str, default: int, text: str) -> Callable[[F], F]:
+    """One or more of something."""
+    return click.option(
+        name, type=WholeNumber(min=1), default=default, show_default=True, help=text
+    )
+
+
 def not_empty(ctx: click.Context, option: click.Parameter, text: str) -> str:
     """Refuse a text that is given and empty, as a shell variable is that is not set."""
     source = ctx.get_parameter_source(option.name or "")

@@ -15,6 +15,7 @@ from r2ccl_ctl.cli.common import (
     R2Group,
     WholeNumber,
     add_row,
+    count_option,
     json_option,
     of_option,
     print_json,
@@ -76,12 +77,8 @@ def _lost(text: str) -> tuple[int, int]:
 
 @plan.command("predict")
 @click.option("--nodes", type=WholeNumber(min=1), help="Nodes of the job.")
-@click.option(
-    "--gpus", type=WholeNumber(min=1), default=1, show_default=True, help="Ranks of each node."
-)
-@click.option(
-    "--nics", type=WholeNumber(min=1), default=1, show_default=True, help="NICs of each node."
-)
+@count_option("--gpus", 1, "Ranks of each node.")
+@count_option("--nics", 1, "NICs of each node.")
 @click.option("--rate", metavar="RATE", help="Of each NIC, such as 100gbit.")
 @click.option("--fail", "failed", multiple=True, metavar="NODE:NIC", help="A NIC that is lost.")
 @click.option("--size", default="256M", show_default=True, help="Of one rank's data.")

@@ -18,6 +18,7 @@ from r2ccl_ctl.baselines import Approach
 from r2ccl_ctl.cli.common import (
     WholeNumber,
     add_row,
+    count_option,
     json_option,
     of_option,
     print_json,
@@ -47,18 +48,12 @@ def _numbers(text: str) -> list[int]:
 
 @click.command()
 @click.option("--nodes", default="8", show_default=True, help="Of each cluster, such as 8,16,64.")
-@click.option("--gpus", type=WholeNumber(min=1), default=8, show_default=True, help="Of each node.")
-@click.option("--nics", type=WholeNumber(min=1), default=8, show_default=True, help="Of each node.")
+@count_option("--gpus", 8, "Of each node.")
+@count_option("--nics", 8, "Of each node.")
 @click.option("--rate", default="400gbit", show_default=True, help="Of each NIC.")
 @click.option("--size", default="1G", show_default=True, help="Of the AllReduce; or 64M,1G.")
 @click.option("--lost", default="1", show_default=True, help="NICs, such as 1-10.")
-@click.option(
-    "--patterns",
-    type=WholeNumber(min=1),
-    default=20,
-    show_default=True,
-    help="Random ones for each.",
-)
+@count_option("--patterns", 20, "Random ones for each.")
 @click.option(
     "--seed",
     type=WholeNumber(min=0),
