@@ -65,8 +65,9 @@ def format_rate(bps: int | None) -> str:
 
 
 def tbf_burst(bps: int) -> int:
-    """Bytes of burst: 1 ms of the rate, from one full GSO packet to 256 KiB."""
-    return max(80 * 1024, min(256 * 1024, bps // 8 // 1000))
+    """Bytes of burst: 1 ms of the rate, from one full GSO packet to 512 KiB. A timer that is later
+    than that loses rate."""
+    return max(80 * 1024, min(512 * 1024, bps // 8 // 1000))
 
 
 def tbf_limit(bps: int) -> int:

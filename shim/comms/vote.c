@@ -83,13 +83,27 @@ static int gpu_start(void *user, const struct r2_direct_call *call)
     return r2_copies_start(user, call->stream);
 }
 
-static int gpu_queue(void *user, const struct r2_direct_call *call, bool out, bool written,
-                     void *slot, uint64_t offset, size_t len)
+static int gpu_hold(void *user, bool out, unsigned n)
 {
-    const char *from = (const char *)(written ? call->out : call->in) + offset;
+    return r2_copies_hold(user, out, n);
+}
 
-    return out ? r2_copies_queue(user, true, slot, from, len)
-               : r2_copies_queue(user, false, (char *)call->out + offset, slot, len);
+static int gpu_queue(void *user, const struct r2_direct_call *call, bool out,
+                     const struct r2_direct_rows *r)
+{
+    const char *input = r->written ? call->out : call->in;
+    struct r2_copies_rows rows = {r->len,  r->n, r->slot, r->slot_pitch, input + r->offset,
+                                  r->pitch};
+
+    if (!out)
+        rows = (struct r2_copies_rows){r->len,   r->n,    (char *)call->out + r->offset,
+                                       r->pitch, r->slot, r->slot_pitch};
+    return r2_copies_queue(user, out, &rows);
+}
+
+static int gpu_tell(void *user, bool out)
+{
+    return r2_copies_tell(user, out);
 }
 
 static int gpu_gate(void *user, const struct r2_direct_call *call, uint64_t number)
@@ -113,7 +127,9 @@ static int gpu_copied(void *user, bool out)
 static const struct r2_direct_device gpu = {.alloc = gpu_alloc,
                                             .free = gpu_free,
                                             .start = gpu_start,
+                                            .hold = gpu_hold,
                                             .queue = gpu_queue,
+                                            .tell = gpu_tell,
                                             .gate = gpu_gate,
                                             .copy = gpu_copy,
                                             .copied = gpu_copied};

@@ -15,8 +15,23 @@
 #define CUDA_STREAM_NON_BLOCKING 1
 #define CUDA_WAIT_GEQ 0
 #define CUDA_HOST_ALLOC_DEVICEMAP 2
+#define CUDA_MEMORY_UNIFIED 4 /* the address says where it is */
 
 #define FOR_GOOD (UINT32_C(1) << 30) /* so much ahead, a word lets all waits pass */
+
+/* CUDA_MEMCPY2D of the driver. */
+struct side {
+    size_t x, y;
+    int memory;
+    const void *host;
+    uint64_t device;
+    void *array;
+    size_t pitch;
+};
+struct rectangle {
+    struct side from, to;
+    size_t width, height;
+};
 
 static struct {
     int (*primary)(void **context, int device);
@@ -27,6 +42,7 @@ static struct {
     int (*host_free)(void *memory);
     int (*host_device)(uint64_t *device, void *memory, unsigned flags);
     int (*copy)(uint64_t to, uint64_t from, size_t len, void *stream);
+    int (*copy_rows)(const struct rectangle *rows, void *stream);
     int (*stream_new)(void **stream, unsigned flags, int priority);
     int (*stream_query)(void *stream);
     int (*stream_sync)(void *stream);
@@ -48,7 +64,7 @@ enum word { GATE, LET, DONE = LET + 2, WORDS = DONE + 2 };
 
 struct way {
     void *stream;
-    uint32_t queued; /* the application's thread */
+    uint32_t queued; /* pieces; the application's thread */
     uint32_t seen;   /* of those that are done; the progress thread */
 };
 
@@ -79,6 +95,7 @@ static void look(void)
     cuda.host_free = dlsym(lib, "cuMemFreeHost");
     cuda.host_device = dlsym(lib, "cuMemHostGetDevicePointer_v2");
     cuda.copy = dlsym(lib, "cuMemcpyAsync");
+    cuda.copy_rows = dlsym(lib, "cuMemcpy2DAsync_v2");
     cuda.stream_new = dlsym(lib, "cuStreamCreateWithPriority");
     cuda.stream_query = dlsym(lib, "cuStreamQuery");
     cuda.stream_sync = dlsym(lib, "cuStreamSynchronize");
@@ -91,10 +108,10 @@ static void look(void)
     cuda.stream_write_value = dlsym(lib, "cuStreamWriteValue32_v2");
     cuda.event_free = dlsym(lib, "cuEventDestroy_v2");
     found = cuda.primary && cuda.release && cuda.set_current && cuda.get_current &&
-            cuda.host_alloc && cuda.host_free && cuda.host_device && cuda.copy && cuda.stream_new &&
-            cuda.stream_query && cuda.stream_sync && cuda.stream_free && cuda.priorities &&
-            cuda.stream_wait_event && cuda.stream_wait_value && cuda.stream_write_value &&
-            cuda.event_new && cuda.event_record && cuda.event_free;
+            cuda.host_alloc && cuda.host_free && cuda.host_device && cuda.copy && cuda.copy_rows &&
+            cuda.stream_new && cuda.stream_query && cuda.stream_sync && cuda.stream_free &&
+            cuda.priorities && cuda.stream_wait_event && cuda.stream_wait_value &&
+            cuda.stream_write_value && cuda.event_new && cuda.event_record && cuda.event_free;
 }
 
 /* The device's primary context in place of the caller's. */
@@ -187,21 +204,50 @@ int r2_copies_start(struct r2_copies *c, void *stream)
     return rc ? -EIO : 0;
 }
 
-int r2_copies_queue(struct r2_copies *c, bool out, void *to, const void *from, size_t len)
+int r2_copies_hold(struct r2_copies *c, bool out, unsigned n)
 {
     struct way *way = &c->ways[out];
-    uint32_t number = ++way->queued;
     void *before;
     int rc = enter(c, &before);
 
     if (rc)
         return rc;
-    if (cuda.stream_wait_value(way->stream, address(c, LET + out), number, CUDA_WAIT_GEQ) ||
-        cuda.copy((uint64_t)(uintptr_t)to, (uint64_t)(uintptr_t)from, len, way->stream) ||
-        cuda.stream_write_value(way->stream, address(c, DONE + out), number, 0))
-        rc = -EIO;
+    way->queued += n;
+    rc = cuda.stream_wait_value(way->stream, address(c, LET + out), way->queued, CUDA_WAIT_GEQ);
     leave(c, before);
-    return rc;
+    return rc ? -EIO : 0;
+}
+
+int r2_copies_queue(struct r2_copies *c, bool out, const struct r2_copies_rows *r)
+{
+    uint64_t to = (uint64_t)(uintptr_t)r->to, from = (uint64_t)(uintptr_t)r->from;
+    struct rectangle rows = {
+        .from = {.memory = CUDA_MEMORY_UNIFIED, .device = from, .pitch = r->from_pitch},
+        .to = {.memory = CUDA_MEMORY_UNIFIED, .device = to, .pitch = r->to_pitch},
+        .width = r->len,
+        .height = r->n};
+    void *before;
+    int rc = enter(c, &before);
+
+    if (rc)
+        return rc;
+    rc = r->n == 1 ? cuda.copy(to, from, r->len, c->ways[out].stream)
+                   : cuda.copy_rows(&rows, c->ways[out].stream);
+    leave(c, before);
+    return rc ? -EIO : 0;
+}
+
+int r2_copies_tell(struct r2_copies *c, bool out)
+{
+    struct way *way = &c->ways[out];
+    void *before;
+    int rc = enter(c, &before);
+
+    if (rc)
+        return rc;
+    rc = cuda.stream_write_value(way->stream, address(c, DONE + out), way->queued, 0);
+    leave(c, before);
+    return rc ? -EIO : 0;
 }
 
 int r2_copies_gate(struct r2_copies *c, void *stream, uint64_t number)

@@ -4,8 +4,8 @@
  * An application may hold the driver's locks until its streams are idle: cuMemFree and the first
  * call of a kernel that is loaded late do. Its stream waits for the operation, so who carries the
  * operation out may not call the driver. Therefore the application's thread queues all copies of an
- * operation ahead. The device makes a copy when a 32-bit word of the host allows it
- * (cuStreamWaitValue32). It says by another word that the copy is done (cuStreamWriteValue32). The
+ * operation ahead. The device makes some of them when a 32-bit word of the host allows it
+ * (cuStreamWaitValue32). It says by another word that they are done (cuStreamWriteValue32). The
  * application's stream goes on when a third word, the gate, has the operation's number. Nothing
  * runs on the GPU's own processors.
  *
@@ -28,12 +28,24 @@ void *r2_copies_window(struct r2_copies *c);
 
 /* Copies queued from now on wait for what is on `stream` now. */
 int r2_copies_start(struct r2_copies *c, void *stream);
-/* out: from the device. It may hold the caller up while the driver's queue is full. */
-int r2_copies_queue(struct r2_copies *c, bool out, void *to, const void *from, size_t len);
+/* What is queued next this way waits until `n` more pieces may go. out: from the device. All calls
+ * that queue may hold the caller up while the driver's queue is full. */
+int r2_copies_hold(struct r2_copies *c, bool out, unsigned n);
+/* `n` rows of `len` bytes, which begin so many bytes one behind the other. */
+struct r2_copies_rows {
+    size_t len, n;
+    void *to;
+    size_t to_pitch;
+    const void *from;
+    size_t from_pitch;
+};
+int r2_copies_queue(struct r2_copies *c, bool out, const struct r2_copies_rows *rows);
+/* The pieces of r2_copies_hold have ended. */
+int r2_copies_tell(struct r2_copies *c, bool out);
 /* `stream` does not go on before operation `number` has been opened. */
 int r2_copies_gate(struct r2_copies *c, void *stream, uint64_t number);
 
-/* The next copy of those queued, or of those that will be, may go. */
+/* One more piece of those queued, or of those that will be, may go. */
 void r2_copies_let(struct r2_copies *c, bool out);
 /* How many have ended since the last call. */
 int r2_copies_copied(struct r2_copies *c, bool out);

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "direct/ahead.h"
 #include "nccl/nccl.h"
 #include "plan/sizes.h"
 #include "reduce/reduce.h"
@@ -469,41 +470,13 @@ static int plan(const struct r2_direct *d, struct operation *o)
     return -EINVAL;
 }
 
-/* One of the two copies of step `index`, if it has it. */
-static int queue_copy(struct r2_direct *d, const struct operation *o, const struct r2_step *step,
-                      uint64_t index, bool out)
-{
-    size_t elem = o->schedule.elem;
-
-    if (step->count == 0 || (out ? step->own == R2_STEP_NOTHING : !r2_exec_lands(step)))
-        return 0;
-    return d->config.device->queue(d->config.user, &o->call, out, step->own == R2_STEP_OUTPUT,
-                                   r2_exec_slot(d->exec, o->base + index), step->offset * elem,
-                                   (size_t)step->count * elem);
-}
-
-/* A sum goes in before the first piece that waits for its slot, or for its step, comes out: in this
- * order the copies get on even if the device makes them one by one. */
 static int queue_all(struct r2_direct *d, const struct operation *o, uint64_t number)
 {
     const struct r2_direct_device *device = d->config.device;
-    uint64_t n = o->schedule.n_steps, landed = 0;
-    struct r2_step out, in;
+    struct r2_ahead ahead = {device, d->config.user, &o->call, &o->schedule, d->exec, o->base};
     int rc = device->start(d->config.user, &o->call);
 
-    for (uint64_t i = 0; i <= n && rc == 0; i++) {
-        if (i < n)
-            r2_schedule_step(&o->schedule, i, &out);
-        for (; landed < i && rc == 0; landed++) {
-            r2_schedule_step(&o->schedule, landed, &in);
-            if (i < n && landed >= out.after &&
-                r2_exec_beside(d->exec, landed, in.round, i, out.round))
-                break;
-            rc = queue_copy(d, o, &in, landed, false);
-        }
-        if (i < n && rc == 0)
-            rc = queue_copy(d, o, &out, i, true);
-    }
+    rc = rc ? rc : r2_ahead_queue(&ahead);
     return rc ? rc : device->gate(d->config.user, &o->call, number);
 }
 

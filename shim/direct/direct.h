@@ -47,26 +47,40 @@ struct r2_direct_call {
     void *stream; /* the device's, in whose order the operation stands */
 };
 
+/* `n` pieces of `len` bytes: each begins slot_pitch bytes behind the one before in the window, and
+ * `pitch` bytes in the buffer. */
+struct r2_direct_rows {
+    void *slot;
+    uint64_t offset; /* of the first in the buffer, bytes */
+    size_t len, slot_pitch;
+    uint64_t pitch;
+    unsigned n;
+    bool written; /* from the output, which was written before, not from the input */
+};
+
 /* Where the application's buffers are.
  *
  * On some devices the calls that begin copies may wait for the application. With CUDA an
  * application that frees memory holds the driver's lock until its streams are idle. Such a device
  * queues its copies ahead: r2_direct_allreduce, on the application's thread, queues all copies of
- * the operation in list order. Each waits until the progress thread, which calls no driver, lets it
- * go. */
+ * the operation (direct/ahead.h). They wait until the progress thread, which calls no driver, lets
+ * them go. */
 struct r2_direct_device {
     /* The window, fit for copies. NULL: there is none. */
     void *(*alloc)(void *user, size_t len);
     void (*free)(void *user, void *memory, size_t len);
-    /* NULL, all three: nothing is queued ahead. The operation's place in its stream begins; a copy,
-     * as in r2_exec_ops; the stream goes on when operation `number` has landed. -errno: the
-     * operation fails, and all later ones. */
+    /* NULL, all five: nothing is queued ahead. -errno: the operation fails, and all later ones. The
+     * operation's place in its stream begins. */
     int (*start)(void *user, const struct r2_direct_call *call);
-    int (*queue)(void *user, const struct r2_direct_call *call, bool out, bool written, void *slot,
-                 uint64_t offset, size_t len);
+    /* What is queued next this way goes when `n` more pieces may; copies of them, out as in
+     * r2_exec_ops; these have ended. */
+    int (*hold)(void *user, bool out, unsigned n);
+    int (*queue)(void *user, const struct r2_direct_call *call, bool out,
+                 const struct r2_direct_rows *rows);
+    int (*tell)(void *user, bool out);
+    /* The stream goes on when operation `number` has landed. */
     int (*gate)(void *user, const struct r2_direct_call *call, uint64_t number);
-    /* Of r2_exec_ops, on the progress thread. With `queue`: the next copy that was queued this way
-     * may go. */
+    /* Of r2_exec_ops, on the progress thread. With `queue`: one more piece may go this way. */
     int (*copy)(void *user, const struct r2_direct_call *call, bool out, bool written, void *slot,
                 uint64_t offset, size_t len);
     int (*copied)(void *user, bool out);

@@ -309,6 +309,34 @@ int cuMemcpyAsync(uint64_t to, uint64_t from, size_t len, void *stream)
     return 0;
 }
 
+struct rectangle { /* CUDA_MEMCPY2D */
+    struct {
+        size_t x, y;
+        int memory;
+        const void *host;
+        uint64_t device;
+        void *array;
+        size_t pitch;
+    } from, to;
+    size_t width, height;
+};
+
+API int cuMemcpy2DAsync_v2(const struct rectangle *r, void *stream);
+int cuMemcpy2DAsync_v2(const struct rectangle *r, void *stream)
+{
+    if (r->from.memory != 4 || r->to.memory != 4 || r->from.pitch < r->width ||
+        r->to.pitch < r->width)
+        return 1;
+    for (size_t i = 0; i < r->height; i++) {
+        int rc = cuMemcpyAsync(r->to.device + i * r->to.pitch, r->from.device + i * r->from.pitch,
+                               r->width, stream);
+
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
 API int cuCtxGetStreamPriorityRange(int *least, int *greatest);
 int cuCtxGetStreamPriorityRange(int *least, int *greatest)
 {
