@@ -8,7 +8,6 @@ Then it times sizes. One JSON line of rank 0 has the times.
 
     python3 tests/gpu/direct_app.py --world 2 --build build [--nccl PATH] [--sizes 1M,64M]
     R2CCL_ALLREDUCE=direct python3 tests/gpu/direct_app.py ...
-    ... --under "compute-sanitizer --tool memcheck --error-exitcode 9" --sizes 1M
 """
 
 from __future__ import annotations
@@ -251,7 +250,7 @@ def start(args: argparse.Namespace, rank: int) -> subprocess.Popen[bytes]:
         "NCCL_SOCKET_IFNAME": "lo",
         "NCCL_NVLS_ENABLE": "0",
     }
-    words = [*args.under.split(), sys.executable, __file__, *sys.argv[1:], "--rank", str(rank)]
+    words = [sys.executable, __file__, *sys.argv[1:], "--rank", str(rank)]
     return subprocess.Popen([*words, "--folder", args.folder, "--nccl", args.nccl], env=env)
 
 
@@ -265,7 +264,6 @@ def main() -> int:
     parser.add_argument("--sizes", default="1M,8M,64M,256M")
     parser.add_argument("--iters", type=int, default=10)
     parser.add_argument("--timeout", type=float, default=120)
-    parser.add_argument("--under", default="", help="a tool to run ranks under, with its options")
     parser.add_argument("--rank", type=int, default=-1)
     parser.add_argument("--folder", default="")
     args = parser.parse_args()
