@@ -114,19 +114,21 @@ class Side:
     def counter(self, name: str) -> int:
         return self.snapshot().counters[name]
 
-    def fail(self, nic: str, kind: str, direction: str = "both", **more: Any) -> None:
-        """Inject a fault: kind, and rate, loss_ppm, after_bytes, for_ms as Command has them."""
-        self._command(Command("fail-nic", nic=nic, fault=kind, direction=direction, **more))
+    def fail(self, nic: str, kind: str, direction: str = "both", **more: Any) -> str:
+        """Inject a fault: kind, and rate, loss_ppm, after_bytes, for_ms as Command has them. The
+        answer."""
+        return self._command(Command("fail-nic", nic=nic, fault=kind, direction=direction, **more))
 
     def recover(self, nic: str) -> None:
         self._command(Command("recover-nic", nic=nic))
 
-    def _command(self, command: Command) -> None:
+    def _command(self, command: Command) -> str:
         answer = control.send_command(self.segment, command, timeout=10.0)
         with contextlib.suppress(OSError):
             state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
             assert answer.ok or state != "Z", f"{self.name} has ended: {command} came too late"
         assert answer.ok, answer
+        return answer.text
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)

@@ -44,7 +44,8 @@ def test_one_nic_dies(build: Build, kind: str, direction: str, side: str) -> Non
         for nic in ("127.0.2.1", "127.0.1.1"):
             pair.tx.fail(nic, "slow", rate=100_000_000)
         pair.moving()
-        pair.side(side).fail("127.0.2.1", kind, direction)
+        said = pair.side(side).fail("127.0.2.1", kind, direction)
+        assert ("in place of an earlier one" in said) == (side == "tx")
         until(f"it is noticed: {pair}", lambda: bool(pair.tx.named("replay")))
         pair.tx.recover("127.0.1.1")
         pair.finish()

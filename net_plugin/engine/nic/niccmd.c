@@ -25,8 +25,9 @@ static void fault_event(int nic, enum r2_seg_event event, const char *cause)
     r2_nic_journal(nic, event, cause ? cause : text);
 }
 
-static int fail_nic(const struct r2_control_cmd *cmd)
+static int fail_nic(const struct r2_control_cmd *cmd, char *result, size_t size)
 {
+    bool had = !r2_fault_none(cmd->nic);
     struct r2_fault f = {.kind = cmd->fault,
                          .rate = cmd->rate,
                          .loss_ppm = cmd->loss_ppm,
@@ -37,6 +38,8 @@ static int fail_nic(const struct r2_control_cmd *cmd)
     f.rx = cmd->direction & R2_SEG_DIR_RX;
     f.for_ns = cmd->for_ms * R2_NS_PER_MS;
     r2_nic_inject(cmd->nic, &f);
+    snprintf(result, size, "fault injected on %s%s", r2_nic_name(cmd->nic),
+             had ? " in place of an earlier one" : "");
     return 0;
 }
 
@@ -181,8 +184,7 @@ static int on_command(void *arg, const struct r2_control_cmd *cmd, char *result,
 
     switch (cmd->verb) {
     case R2_SEG_VERB_FAIL_NIC:
-        snprintf(result, size, "fault injected on %s", r2_nic_name(cmd->nic));
-        return fail_nic(cmd);
+        return fail_nic(cmd, result, size);
     case R2_SEG_VERB_RECOVER_NIC:
         return recover_nic(cmd, result, size, now);
     case R2_SEG_VERB_DRAIN_NIC:
