@@ -14,6 +14,7 @@
 #include "device/copies.h"
 #include "device/device.h"
 #include "direct/direct.h"
+#include "direct/gpu.h"
 #include "plan/plan.h"
 #include "plan/schedule.h"
 #include "plan/sizes.h"
@@ -64,75 +65,6 @@ struct r2_vote {
     struct r2_plan plan;  /* in force */
     const char *left_out; /* what was said of operations that stay with NCCL; NULL: nothing */
 };
-
-/* ---- buffers in a GPU's memory */
-
-static void *gpu_alloc(void *user, size_t len)
-{
-    (void)len;
-    return r2_copies_window(user);
-}
-
-static void gpu_free(void *user, void *memory, size_t len)
-{
-    (void)user, (void)memory, (void)len; /* the window goes with the copies */
-}
-
-static int gpu_start(void *user, const struct r2_direct_call *call)
-{
-    return r2_copies_start(user, call->stream);
-}
-
-static int gpu_hold(void *user, bool out, unsigned n)
-{
-    return r2_copies_hold(user, out, n);
-}
-
-static int gpu_queue(void *user, const struct r2_direct_call *call, bool out,
-                     const struct r2_direct_rows *r)
-{
-    const char *input = r->written ? call->out : call->in;
-    struct r2_copies_rows rows = {r->len,  r->n, r->slot, r->slot_pitch, input + r->offset,
-                                  r->pitch};
-
-    if (!out)
-        rows = (struct r2_copies_rows){r->len,   r->n,    (char *)call->out + r->offset,
-                                       r->pitch, r->slot, r->slot_pitch};
-    return r2_copies_queue(user, out, &rows);
-}
-
-static int gpu_tell(void *user, bool out)
-{
-    return r2_copies_tell(user, out);
-}
-
-static int gpu_gate(void *user, const struct r2_direct_call *call, uint64_t number)
-{
-    return r2_copies_gate(user, call->stream, number);
-}
-
-static int gpu_copy(void *user, const struct r2_direct_call *call, bool out, bool written,
-                    void *slot, uint64_t offset, size_t len)
-{
-    (void)call, (void)written, (void)slot, (void)offset, (void)len; /* as it was queued */
-    r2_copies_let(user, out);
-    return 1;
-}
-
-static int gpu_copied(void *user, bool out)
-{
-    return r2_copies_copied(user, out);
-}
-
-static const struct r2_direct_device gpu = {.alloc = gpu_alloc,
-                                            .free = gpu_free,
-                                            .start = gpu_start,
-                                            .hold = gpu_hold,
-                                            .queue = gpu_queue,
-                                            .tell = gpu_tell,
-                                            .gate = gpu_gate,
-                                            .copy = gpu_copy,
-                                            .copied = gpu_copied};
 
 static void on_landed(void *user, uint64_t number)
 {
@@ -310,7 +242,7 @@ static int make(struct r2_vote *v, struct parts *out)
     if (rc == 0 && r2_device_cuda())
         rc = r2_copies_new(&out->copies, v->device, r2_sizes_window(config.memory, config.p));
     if (out->copies) {
-        config.device = &gpu;
+        config.device = &r2_direct_gpu;
         config.user = out->copies;
     }
     if (rc == 0 && v->per_node > 1 && v->place == 0 &&
