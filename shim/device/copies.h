@@ -31,7 +31,7 @@ int r2_copies_start(struct r2_copies *c, void *stream);
 /* What is queued next this way waits until `n` more pieces may go. out: from the device. All calls
  * that queue may hold the caller up while the driver's queue is full. */
 int r2_copies_hold(struct r2_copies *c, bool out, unsigned n);
-/* `n` rows of `len` bytes, which begin so many bytes one behind the other. */
+/* `n` rows of `len` bytes. Each begins to_pitch and from_pitch bytes behind the one before. */
 struct r2_copies_rows {
     size_t len, n;
     void *to;
@@ -40,14 +40,15 @@ struct r2_copies_rows {
     size_t from_pitch;
 };
 int r2_copies_queue(struct r2_copies *c, bool out, const struct r2_copies_rows *rows);
-/* The pieces of r2_copies_hold have ended. */
+/* Behind the copies: the device says there that the pieces of the last r2_copies_hold have ended.
+ */
 int r2_copies_tell(struct r2_copies *c, bool out);
 /* `stream` does not go on before operation `number` has been opened. */
 int r2_copies_gate(struct r2_copies *c, void *stream, uint64_t number);
 
 /* One more piece of those queued, or of those that will be, may go. */
 void r2_copies_let(struct r2_copies *c, bool out);
-/* How many have ended since the last call. */
+/* How many pieces have ended since the last call. */
 int r2_copies_copied(struct r2_copies *c, bool out);
 /* All operations up to `number` are over. */
 void r2_copies_open(struct r2_copies *c, uint64_t number);

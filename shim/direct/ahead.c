@@ -1,13 +1,14 @@
 #include "direct/ahead.h"
 
 #define ENTRIES 512     /* of a stream's queue, for one operation */
-#define OF_THE_WINDOW 3 /* a group is this part of the rounds under way at most */
+#define OF_THE_WINDOW 3 /* a group has at most a third of the rounds under way */
 
 struct group {
     uint64_t begin, end; /* steps */
 };
 
-/* A round of `direct` is one piece of each owner, and pieces of an owner are equally far apart. */
+/* A round of `direct` is one piece of each owner. An owner's pieces are equally far apart, but for
+ * the last round, and where the ring of slots begins again. */
 static uint64_t columns_of(const struct r2_ahead *a)
 {
     const struct r2_schedule *s = a->schedule;

@@ -10,7 +10,7 @@
  * Memory: `slots` of `piece` bytes each, which pieces need not fill. From its admission to its end
  * a step holds one for its own piece (the contribution, then the sum). It also holds one for each
  * contribution that it receives. Steps are admitted in list order while they lie within as many
- * rounds as fit into the slots. Copies out of the input and into the output are made in list order.
+ * rounds as fit into the slots. Copies out of the input and into the output end in list order.
  *
  * A step's `reader` needs no wait here: what a rank sends of its input is copied into a slot first,
  * and no sum exists before it has every rank's contribution.
@@ -40,8 +40,9 @@ enum r2_lane_kind {
 struct r2_exec_ops {
     int (*post)(void *user, enum r2_lane_kind kind, int peer, void *data, size_t len);
     int (*posted)(void *user, enum r2_lane_kind kind, int peer);
-    /* Between the slots and the application's memory, in the order of the calls. out: from the
-     * input (or, written: from the output) into `slot`; else from `slot` into the output. */
+    /* Between the slots and the application's memory. out: from the input (or, written: from the
+     * output) into `slot`; else from `slot` into the output. Copies end in the order of the calls;
+     * several may end at once. */
     int (*copy)(void *user, bool out, bool written, void *slot, uint64_t offset, size_t len);
     int (*copied)(void *user, bool out);
     /* Adds `n` contributions into `sum`, which is one of them. */

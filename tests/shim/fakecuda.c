@@ -325,7 +325,7 @@ API int cuMemcpy2DAsync_v2(const struct rectangle *r, void *stream);
 int cuMemcpy2DAsync_v2(const struct rectangle *r, void *stream)
 {
     if (r->from.memory != 4 || r->to.memory != 4 || r->from.pitch < r->width ||
-        r->to.pitch < r->width)
+        r->to.pitch < r->width || r->from.pitch > INT32_MAX || r->to.pitch > INT32_MAX)
         return 1;
     for (size_t i = 0; i < r->height; i++) {
         int rc = cuMemcpyAsync(r->to.device + i * r->to.pitch, r->from.device + i * r->from.pitch,

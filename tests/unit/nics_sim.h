@@ -444,12 +444,15 @@ static void nsim_step(const struct sim_event *e)
     free(p);
 }
 
-/* Ranks with so many NICs left, of `rate` bytes per second each. */
+/* Ranks with so many NICs left, of `rate` bytes per second each; one has all of its NICs. */
 static void nsim_open(const int nics[], double rate, const struct r2_schedule_data *data,
                       const uint32_t *weights)
 {
     size_t memory = r2_sizes_memory(NSIM_RANKS), slot = r2_sizes_slot(memory, NSIM_RANKS);
+    int of_a_node = 0;
 
+    for (int i = 0; i < NSIM_RANKS; i++)
+        of_a_node = nics[i] > of_a_node ? nics[i] : of_a_node;
     memset(&nsim, 0, sizeof(nsim));
     nsim.rate = rate;
     nsim.burst = 1e-3;
@@ -470,7 +473,7 @@ static void nsim_open(const int nics[], double rate, const struct r2_schedule_da
         CHECK(r->slots);
         CHECK_EQ(r2_exec_new(&r->x, &config), 0);
         CHECK_EQ(r2_schedule_direct(&r->schedule, data, i, weights), 0);
-        r->credit = r2_sizes_credit(NSIM_RANKS, i, weights, (unsigned)nics[i]);
+        r->credit = r2_sizes_credit(NSIM_RANKS, i, weights, (unsigned)of_a_node);
         for (int nic = 0; nic < NSIM_NICS; nic++) {
             r->nic[nic].last = &r->nic[nic].first;
             for (int to = 0; to < NSIM_RANKS; to++)

@@ -13,7 +13,6 @@
 
 static struct {
     struct r2_ahead ahead;
-    char *slots;
     bool copied[2][STEPS_MOST];
     bool held, out;
     unsigned n, rows; /* of the group that is open */
@@ -62,7 +61,7 @@ static int hold(void *user, bool out, unsigned n)
     return 0;
 }
 
-/* The step of the group that is copied from this offset. */
+/* The step that is copied from this offset, or to it. */
 static uint64_t step_of(bool out, uint64_t offset)
 {
     const struct r2_schedule *s = bed.ahead.schedule;
@@ -79,6 +78,8 @@ static int queue(void *user, const struct r2_direct_call *call, bool out,
 {
     (void)user, (void)call;
     CHECK(bed.held && out == bed.out && rows->n > 0);
+    if (rows->n > 1) /* CU_DEVICE_ATTRIBUTE_MAX_PITCH: no steps backwards either */
+        CHECK(rows->slot_pitch <= INT32_MAX && rows->pitch <= INT32_MAX);
     bed.entries[out]++;
     for (unsigned k = 0; k < rows->n; k++) {
         uint64_t i = step_of(out, rows->offset + k * rows->pitch);
@@ -125,10 +126,12 @@ static void queue_ahead(const struct r2_schedule *schedule, size_t slot, int n_s
 {
     static const struct r2_exec_ops none;
     struct r2_exec_config config = {
-        .p = schedule->p, .slots = bed.slots, .piece = slot, .n_slots = n_slots, .ops = &none};
+        .p = schedule->p, .piece = slot, .n_slots = n_slots, .ops = &none};
     struct r2_direct_call call = {0};
     struct r2_exec *exec;
 
+    config.slots = malloc((size_t)n_slots * slot);
+    CHECK(config.slots);
     CHECK_EQ(r2_exec_new(&exec, &config), 0);
     CHECK(schedule->n_steps <= STEPS_MOST);
     memset(&bed, 0, sizeof(bed));
@@ -142,6 +145,7 @@ static void queue_ahead(const struct r2_schedule *schedule, size_t slot, int n_s
         for (int out = 0; out < 2; out++)
             CHECK_EQ(bed.copied[out][i], is_copied(i, out));
     r2_exec_free(exec);
+    free(config.slots);
 }
 
 static void some_weights(int p, uint32_t *weights)
