@@ -332,7 +332,8 @@ PROCESSES(all_tell, 6)
     leave(a, processes);
 }
 
-/* The last rank comes when the error is known. */
+/* The last rank comes when the error is known; the others have called by then, since a later call
+ * would be refused. */
 PROCESSES(before_they_met, 4)
 {
     uint8_t id[R2_AGREE_ID];
@@ -346,10 +347,12 @@ PROCESSES(before_they_met, 4)
         AWAIT(atomic_load(&sh->refuse));
     }
     CHECK_EQ(operate(a, 0, &epoch), 0);
+    atomic_fetch_add(&sh->step, 1);
     if (hears(a, 2, processes)) {
         return;
     }
     CHECK_EQ(r2_agree_tell(a, ERROR), -ENOTCONN);
+    AWAIT(atomic_load(&sh->step) == processes - 1);
     atomic_store(&sh->refuse, 1);
     leave(a, processes);
 }
