@@ -40,8 +40,8 @@ struct r2_copies_rows {
     size_t from_pitch;
 };
 int r2_copies_queue(struct r2_copies *c, bool out, const struct r2_copies_rows *rows);
-/* Behind the copies: the device says there that the pieces of the last r2_copies_hold have ended.
- */
+/* Behind the copies: the pieces of the last r2_copies_hold have ended. r2_copies_copied then says
+ * so. */
 int r2_copies_tell(struct r2_copies *c, bool out);
 /* `stream` does not go on before operation `number` has been opened. */
 int r2_copies_gate(struct r2_copies *c, void *stream, uint64_t number);

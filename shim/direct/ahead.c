@@ -7,25 +7,22 @@ struct group {
     uint64_t begin, end; /* steps */
 };
 
-/* A round of `direct` is one piece of each owner. An owner's pieces are equally far apart, but for
- * the last round, and where the ring of slots begins again. */
-static uint64_t columns_of(const struct r2_ahead *a)
+/* Steps of a group, in rows of one for each column. A round of `direct` is one piece of each owner:
+ * an owner's pieces are a column. They are equally far apart, but for the last round, and where the
+ * ring of slots begins again. Steps of other schedules wait for each other within a round, so each
+ * is a group of its own. */
+static uint64_t size_of(const struct r2_ahead *a, uint64_t *columns)
 {
     const struct r2_schedule *s = a->schedule;
+    uint64_t most = (uint64_t)r2_exec_rounds(a->exec) / OF_THE_WINDOW, rows;
 
-    return s->kind == R2_SCHEDULE_DIRECT && s->n_rounds ? s->n_steps / s->n_rounds : 1;
-}
-
-/* Steps. Rounds of other schedules depend on each other in other ways: their copies go alone. */
-static uint64_t size_of(const struct r2_ahead *a, uint64_t columns)
-{
-    uint64_t rounds = (a->schedule->n_rounds * (columns + 2) + ENTRIES - 1) / ENTRIES;
-    uint64_t most = (uint64_t)r2_exec_rounds(a->exec) / OF_THE_WINDOW;
-
-    if (a->schedule->kind != R2_SCHEDULE_DIRECT)
+    *columns = 1;
+    if (s->kind != R2_SCHEDULE_DIRECT || s->n_rounds == 0)
         return 1;
-    rounds = rounds > most ? most : rounds;
-    return columns * (rounds ? rounds : 1);
+    *columns = s->n_steps / s->n_rounds;
+    rows = (s->n_rounds * (*columns + 2) + ENTRIES - 1) / ENTRIES;
+    rows = rows > most ? most : rows;
+    return *columns * (rows ? rows : 1);
 }
 
 static bool is_copied(const struct r2_step *step, bool out)
@@ -34,56 +31,63 @@ static bool is_copied(const struct r2_step *step, bool out)
 }
 
 static bool read_piece(const struct r2_ahead *a, uint64_t index, bool out,
-                       struct r2_direct_rows *piece)
+                       struct r2_copies_rows *piece)
 {
-    size_t elem = a->schedule->elem;
+    const struct r2_direct_call *call = a->call;
+    void *slot = r2_exec_slot(a->exec, a->base + index);
     struct r2_step step;
+    size_t offset;
 
     r2_schedule_step(a->schedule, index, &step);
-    if (!is_copied(&step, out))
-        return false;
-    *piece = (struct r2_direct_rows){.slot = r2_exec_slot(a->exec, a->base + index),
-                                     .offset = step.offset * elem,
-                                     .len = (size_t)step.count * elem,
-                                     .n = 1,
-                                     .written = step.own == R2_STEP_OUTPUT};
-    return true;
+    offset = step.offset * a->schedule->elem;
+    *piece = (struct r2_copies_rows){.len = (size_t)step.count * a->schedule->elem, .n = 1};
+    if (out) {
+        piece->to = slot;
+        piece->from = (const char *)(step.own == R2_STEP_OUTPUT ? call->out : call->in) + offset;
+    } else {
+        piece->to = (char *)call->out + offset;
+        piece->from = slot;
+    }
+    return is_copied(&step, out);
+}
+
+/* From the last of `n` rows that begin at `first` to `next`; 0: that is no row behind it. */
+static size_t distance(const void *first, size_t pitch, size_t n, const void *next, size_t len)
+{
+    uintptr_t end = (uintptr_t)first + (n - 1) * pitch + len;
+
+    return (uintptr_t)next >= end ? (uintptr_t)next - end + len : 0;
 }
 
 /* Whether `piece` is their next row; it is one of them then. */
-static bool take(struct r2_direct_rows *rows, const struct r2_direct_rows *piece)
+static bool take(struct r2_copies_rows *r, const struct r2_copies_rows *piece)
 {
-    char *slot = piece->slot, *last = (char *)rows->slot + (rows->n - 1) * rows->slot_pitch;
-    uint64_t offset = rows->offset + (rows->n - 1) * rows->pitch;
+    size_t to = distance(r->to, r->to_pitch, r->n, piece->to, r->len);
+    size_t from = distance(r->from, r->from_pitch, r->n, piece->from, r->len);
 
-    if (piece->len != rows->len || piece->written != rows->written || slot < last + rows->len ||
-        piece->offset < offset + rows->len)
+    if (piece->len != r->len || !to || !from ||
+        (r->n > 1 && (to != r->to_pitch || from != r->from_pitch)))
         return false;
-    if (rows->n == 1) {
-        rows->slot_pitch = (size_t)(slot - last);
-        rows->pitch = piece->offset - offset;
-    }
-    if (slot != last + rows->slot_pitch || piece->offset != offset + rows->pitch)
-        return false;
-    rows->n++;
+    r->to_pitch = to;
+    r->from_pitch = from;
+    r->n++;
     return true;
 }
 
 static int queue_column(const struct r2_ahead *a, const struct group *g, uint64_t begin,
                         uint64_t columns, bool out)
 {
-    const struct r2_direct_device *device = a->device;
-    struct r2_direct_rows rows = {0}, piece;
+    struct r2_copies_rows rows = {0}, piece;
     int rc = 0;
 
     for (uint64_t i = begin; i < g->end && rc == 0; i += columns) {
         if (!read_piece(a, i, out, &piece) || (rows.n && take(&rows, &piece)))
             continue;
         if (rows.n)
-            rc = device->queue(a->user, a->call, out, &rows);
+            rc = a->device->queue(a->user, out, &rows);
         rows = piece;
     }
-    return rc || rows.n == 0 ? rc : device->queue(a->user, a->call, out, &rows);
+    return rc || rows.n == 0 ? rc : a->device->queue(a->user, out, &rows);
 }
 
 static int queue_group(const struct r2_ahead *a, const struct group *g, uint64_t columns, bool out)
@@ -128,7 +132,7 @@ static struct group group_at(const struct r2_ahead *a, uint64_t begin, uint64_t 
  * this order the copies get on even if the device makes them one by one. */
 int r2_ahead_queue(const struct r2_ahead *a)
 {
-    uint64_t columns = columns_of(a), size = size_of(a, columns), n = a->schedule->n_steps;
+    uint64_t columns, size = size_of(a, &columns), n = a->schedule->n_steps;
     struct group in = group_at(a, 0, size);
     int rc = 0;
 

@@ -1,4 +1,4 @@
-/* Queues all copies of an operation ahead, on a device that copies when it is let
+/* Queues all copies of an operation ahead. The device makes them when the progress thread allows it
  * (r2_direct_device).
  *
  * A driver's queue is short: CUDA's holds 1024 entries for a stream, and a call that finds it full

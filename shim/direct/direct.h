@@ -24,6 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "device/copies.h"
 #include "direct/links.h"
 
 #define R2_DIRECT_RANKS 256
@@ -47,17 +48,6 @@ struct r2_direct_call {
     void *stream; /* the device's, in whose order the operation stands */
 };
 
-/* `n` pieces of `len` bytes: each begins slot_pitch bytes behind the one before in the window, and
- * `pitch` bytes in the buffer. */
-struct r2_direct_rows {
-    void *slot;
-    uint64_t offset; /* of the first in the buffer, bytes */
-    size_t len, slot_pitch;
-    uint64_t pitch;
-    unsigned n;
-    bool written; /* from the output, which was written before, not from the input */
-};
-
 /* Where the application's buffers are.
  *
  * On some devices the calls that begin copies may wait for the application. With CUDA an
@@ -69,14 +59,13 @@ struct r2_direct_device {
     /* The window, fit for copies. NULL: there is none. */
     void *(*alloc)(void *user, size_t len);
     void (*free)(void *user, void *memory, size_t len);
-    /* NULL, all five: nothing is queued ahead. -errno: the operation fails, and all later ones. The
-     * operation's place in its stream begins. */
+    /* Of the application's thread. NULL, all five: nothing is queued ahead. -errno: the operation
+     * fails, and all later ones. Here is the operation's place in its stream. */
     int (*start)(void *user, const struct r2_direct_call *call);
-    /* What is queued next this way goes when `n` more pieces may; copies of them, out as in
-     * r2_exec_ops; these have ended. */
+    /* Copies: what is queued next this way waits until `n` more pieces may go; the copies (out as
+     * in r2_exec_ops); the word that these pieces have ended. */
     int (*hold)(void *user, bool out, unsigned n);
-    int (*queue)(void *user, const struct r2_direct_call *call, bool out,
-                 const struct r2_direct_rows *rows);
+    int (*queue)(void *user, bool out, const struct r2_copies_rows *rows);
     int (*tell)(void *user, bool out);
     /* The stream goes on when operation `number` has landed. */
     int (*gate)(void *user, const struct r2_direct_call *call, uint64_t number);

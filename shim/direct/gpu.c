@@ -1,7 +1,5 @@
 #include "direct/gpu.h"
 
-#include "device/copies.h"
-
 static void *window_of(void *user, size_t len)
 {
     (void)len;
@@ -23,24 +21,9 @@ static int hold(void *user, bool out, unsigned n)
     return r2_copies_hold(user, out, n);
 }
 
-static int queue(void *user, const struct r2_direct_call *call, bool out,
-                 const struct r2_direct_rows *r)
+static int queue(void *user, bool out, const struct r2_copies_rows *rows)
 {
-    const char *input = r->written ? call->out : call->in;
-    struct r2_copies_rows rows = {.len = r->len, .n = r->n};
-
-    if (out) {
-        rows.to = r->slot;
-        rows.to_pitch = r->slot_pitch;
-        rows.from = input + r->offset;
-        rows.from_pitch = r->pitch;
-    } else {
-        rows.to = (char *)call->out + r->offset;
-        rows.to_pitch = r->pitch;
-        rows.from = r->slot;
-        rows.from_pitch = r->slot_pitch;
-    }
-    return r2_copies_queue(user, out, &rows);
+    return r2_copies_queue(user, out, rows);
 }
 
 static int tell(void *user, bool out)

@@ -13,6 +13,8 @@
 #define BYTES_MOST 100000
 #define POSTED 256 /* messages of a pipe under way */
 #define STALL 20000
+#define MIB ((uint64_t)1 << 20)
+#define QUEUE 1024                   /* what the driver's queue of a stream holds */
 #define PITCH_MOST INT32_MAX         /* CU_DEVICE_ATTRIBUTE_MAX_PITCH */
 #define FOR_GOOD (UINT32_C(1) << 30) /* as device/copies.c has it */
 
@@ -22,7 +24,7 @@ struct entry {
     enum { FILL, START, HOLD, COPY, TELL, GATE, LOOK } what;
     int stream, op;
     uint32_t number;
-    struct r2_direct_rows rows;
+    struct r2_copies_rows rows;
 };
 
 /* What the caller queues, in its order; [0, queued) are in the device's queues, of which
@@ -93,10 +95,8 @@ static int hold(void *user, bool out, unsigned n)
     return 0;
 }
 
-static int queue(void *user, const struct r2_direct_call *call, bool out,
-                 const struct r2_direct_rows *rows)
+static int queue(void *user, bool out, const struct r2_copies_rows *rows)
 {
-    (void)call;
     append(user, IN + out, (struct entry){.what = COPY, .rows = *rows});
     return 0;
 }
@@ -114,7 +114,7 @@ static const struct r2_direct_device device = {.hold = hold, .queue = queue, .te
 /* The application fills the buffers, calls and looks at the result. */
 static void give(struct rank *r)
 {
-    struct r2_direct_call call = {0};
+    struct r2_direct_call call = {.in = in_place[r->given] ? r->out : r->in, .out = r->out};
     struct r2_ahead ahead = {&device, r, &call, &r->schedule[r->given], r->x, r->base};
 
     append(r, APP, (struct entry){.what = FILL});
@@ -153,21 +153,28 @@ static void look(const struct rank *r, int op)
         CHECK_EQ(r->out[i], 0xee);
 }
 
+/* Within the operation's part of the input or the output. */
+static bool is_within(const struct rank *r, const struct entry *e, const void *at, size_t len)
+{
+    const uint8_t *buffer = e->stream == OUT && !in_place[e->op] ? r->in : r->out, *begin = at;
+    size_t n = bytes_of(&r->schedule[e->op]);
+
+    return (begin >= buffer && begin + len <= buffer + n) ||
+           (begin >= r->out && begin + len <= r->out + n); /* what was written before */
+}
+
 static void copy_rows(struct rank *r, const struct entry *e)
 {
-    const struct r2_direct_rows *w = &e->rows;
+    const struct r2_copies_rows *w = &e->rows;
 
-    for (unsigned k = 0; k < w->n; k++) {
-        uint8_t *slot = (uint8_t *)w->slot + k * w->slot_pitch;
-        size_t offset = w->offset + k * w->pitch;
+    for (size_t k = 0; k < w->n; k++) {
+        uint8_t *to = (uint8_t *)w->to + k * w->to_pitch;
+        const uint8_t *from = (const uint8_t *)w->from + k * w->from_pitch;
 
-        CHECK_LE(offset + w->len, bytes_of(&r->schedule[e->op]));
-        CHECK(w->n == 1 || (w->slot_pitch >= w->len && w->slot_pitch <= PITCH_MOST));
-        CHECK(w->n == 1 || (w->pitch >= w->len && w->pitch <= PITCH_MOST));
-        if (e->stream == OUT)
-            memcpy(slot, (w->written || in_place[e->op] ? r->out : r->in) + offset, w->len);
-        else
-            memcpy(r->out + offset, slot, w->len);
+        CHECK(is_within(r, e, e->stream == OUT ? from : to, w->len));
+        CHECK(w->n == 1 || (w->to_pitch >= w->len && w->to_pitch <= PITCH_MOST));
+        CHECK(w->n == 1 || (w->from_pitch >= w->len && w->from_pitch <= PITCH_MOST));
+        memcpy(to, from, w->len);
     }
 }
 
@@ -487,6 +494,84 @@ TEST(one_kind_after_another)
 TEST(an_end_lets_all_go)
 {
     many(-1, true);
+}
+
+/* ---- how much of a queue an operation takes */
+
+static int entries[2];
+
+static int count_group(void *user, bool out, unsigned n)
+{
+    (void)user;
+    entries[out] += n > 0;
+    return 0;
+}
+
+static int count_copy(void *user, bool out, const struct r2_copies_rows *rows)
+{
+    return count_group(user, out, (unsigned)rows->n);
+}
+
+static int count_end(void *user, bool out)
+{
+    return count_group(user, out, 1);
+}
+
+/* The larger of both ways. */
+static int entries_of(const struct r2_schedule *s, size_t slot, int n_slots)
+{
+    static const struct r2_direct_device counts = {
+        .hold = count_group, .queue = count_copy, .tell = count_end};
+    struct r2_direct_call call = {.in = (void *)MIB, .out = (void *)MIB};
+    struct r2_exec_config config = {
+        .p = s->p, .slots = malloc(slot * (size_t)n_slots), .piece = slot, .n_slots = n_slots};
+    struct r2_ahead ahead = {.device = &counts, .call = &call, .schedule = s};
+    struct r2_exec *x;
+
+    CHECK(config.slots);
+    CHECK_EQ(r2_exec_new(&x, &config), 0);
+    ahead.exec = x;
+    entries[0] = entries[1] = 0;
+    CHECK_EQ(r2_ahead_queue(&ahead), 0);
+    r2_exec_free(x);
+    free(config.slots);
+    return entries[0] > entries[1] ? entries[0] : entries[1];
+}
+
+/* The application is not held up: all of an operation fits the driver's queue. */
+TEST(a_large_operation_fits_the_queue)
+{
+    static const struct {
+        enum r2_schedule_kind kind;
+        int p;
+        uint64_t most; /* MiB */
+        uint32_t weights[8];
+    } cases[] = {
+        {R2_SCHEDULE_DIRECT, 2, 128, {32768, 32768}},
+        {R2_SCHEDULE_DIRECT, 4, 128, {16384, 16384, 16384, 16384}},
+        {R2_SCHEDULE_DIRECT, 4, 128, {0, 0, 32768, 32768}},
+        {R2_SCHEDULE_DIRECT, 4, 128, {6554, 19661, 19661, 19660}},
+        {R2_SCHEDULE_DIRECT, 8, 128, {8192, 8192, 8192, 8192, 8192, 8192, 8192, 8192}},
+        {R2_SCHEDULE_R2CCL, 4, 16, {16384, 16384, 16384, 16384}},
+    };
+
+    for (size_t k = 0; k < sizeof(cases) / sizeof(cases[0]); k++)
+        for (uint64_t mib = 1; mib <= cases[k].most; mib *= 2) {
+            const uint32_t *weights = cases[k].weights;
+            int n = cases[k].p, got, rc;
+            size_t memory = r2_sizes_memory(n), slot = r2_sizes_slot(memory, n);
+            struct r2_schedule_data data = {.p = n, .count = mib * MIB / 4, .elem = 4};
+            struct r2_schedule s;
+
+            data.piece = r2_sizes_piece(slot, n, mib * MIB, weights);
+            rc = cases[k].kind == R2_SCHEDULE_DIRECT
+                     ? r2_schedule_direct(&s, &data, 0, weights)
+                     : r2_schedule_r2ccl(&s, &data, 1, 0, R2_SCHEDULE_UNIT / 2, 16);
+            CHECK_EQ(rc, 0);
+            got = entries_of(&s, slot + R2_SIZES_BEHIND, (int)(memory / slot));
+            CHECK_MSG(got < QUEUE, "case %zu, %llu MiB: %d entries", k, (unsigned long long)mib,
+                      got);
+        }
 }
 
 int main(int argc, char **argv)
