@@ -59,9 +59,13 @@ size_t r2_sizes_credit(int p, int rank, const uint32_t *weights, unsigned nics)
     uint64_t mine = received(p, weights[rank]), most = received(p, most_of(p, weights));
     size_t n = used_lanes(p, rank, weights);
 
+    size_t share, pieces;
+
     if (n == 0 || mine >= most - most / 32)
         return per_lane(p);
-    return nics * OF_A_NIC * mine / most / n;
+    share = nics * OF_A_NIC * mine / most / n;
+    pieces = 1 + (nics * mine + most / 2) / most;
+    return share < pieces * SLOT_MOST ? share : pieces * SLOT_MOST;
 }
 
 size_t r2_sizes_slot(size_t memory, int p)

@@ -3,8 +3,8 @@
  * p - 1 peers send to a NIC at once. What they may send is what is posted: more than the queue
  * before the NIC holds is lost and sent again, less than the round trip needs leaves the NIC idle.
  * R2_SIZES_CREDIT is 4 ms of 8 Gbit/s: what shallow queues of two NICs hold, and several round
- * trips. A rank that has lost NICs posts 1 MiB for each that it has left, and as with half of them
- * where fewer are left.
+ * trips. A rank that has lost NICs posts less: on each lane a piece for every NIC that it has left
+ * and one more, on all lanes 1 MiB for each NIC left. Fewer than half count as half.
  *
  * All ranks must come to the same slot and piece.
  */

@@ -207,7 +207,7 @@ static int nsim_less_busy(int me, int peer, int nic)
     for (int i = 0; i < NSIM_NICS; i++) {
         struct r2_sched_path its = nsim_seen(me, peer, i);
 
-        if (!nsim_room(me, peer, i) || r2_sched_ahead(&its) >= least)
+        if (!nsim_reaches(me, peer, i) || r2_sched_ahead(&its) >= least)
             continue;
         least = r2_sched_ahead(&its);
         to = i;
@@ -259,7 +259,7 @@ static bool nsim_take(int me, int peer, int nic)
             to = to >= 0 && nsim_faster(me, peer, to, bytes) >= 0 ? -1 : to;
         }
         if (to >= 0) {
-            r->path[peer][to].asked = true;
+            r->path[peer][to].asked = nsim_room(me, peer, to);
             return false;
         }
         left = m->len - m->given;

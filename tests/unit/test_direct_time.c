@@ -72,20 +72,24 @@ TEST(close_to_the_bound)
     }
 }
 
-TEST(who_has_lost_nics_posts_1_mib_for_each_left)
+TEST(who_has_lost_nics_posts_for_those_left)
 {
     static const uint32_t equal[] = {16384, 16384, 16384, 16384};
     static const uint32_t one_half[] = {0, 21845, 21845, 21846},
                           two_halves[] = {0, 0, 32768, 32768};
     static const uint32_t one_of_four[] = {6554, 19661, 19661, 19660};
+    static const uint32_t one_of_eight[] = {0, 9362, 9362, 9362, 9362, 9362, 9363, 9363};
 
     CHECK_EQ(r2_sizes_credit(4, 0, equal, 2), R2_SIZES_CREDIT / 6);
     CHECK_EQ(r2_sizes_credit(4, 3, one_half, 2), R2_SIZES_CREDIT / 6);
-    CHECK_EQ(r2_sizes_credit(4, 0, one_half, 2) * 100 / MIB, 39);    /* of 1.2 MiB, three owners */
-    CHECK_EQ(r2_sizes_credit(4, 1, two_halves, 2), MIB / 2);         /* two owners */
-    CHECK_EQ(r2_sizes_credit(4, 0, one_of_four, 4) * 100 / MIB, 50); /* sums and contributions */
-    CHECK_EQ(r2_sizes_credit(4, 0, one_half, 8) * 30 / MIB,
-             47); /* 4.8 MiB: four of eight, or fewer */
+    /* Two pieces on each lane, for one NIC. */
+    CHECK_EQ(r2_sizes_credit(4, 0, one_half, 2), MIB / 4);
+    CHECK_EQ(r2_sizes_credit(4, 1, two_halves, 2), MIB / 4);
+    /* Four for three NICs, six for four or five of eight. */
+    CHECK_EQ(r2_sizes_credit(4, 0, one_of_four, 4), MIB / 2);
+    CHECK_EQ(r2_sizes_credit(4, 0, one_half, 8), 3 * MIB / 4);
+    /* 1 MiB for about one NIC on seven lanes. */
+    CHECK_EQ(r2_sizes_credit(8, 0, one_of_eight, 2) * 100 / MIB, 15);
 }
 
 /* Nodes of four different rates. */

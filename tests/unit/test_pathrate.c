@@ -65,7 +65,7 @@ TEST(startup_long)
 /* What the start-up has queued goes out before the first window of the steady state. */
 TEST(startup_drains)
 {
-    link_init(1250 * MB, 60 * US, 2, MIB);
+    link_init(2500 * MB, 60 * US, 2, MIB);
     while (k.pr.startup) {
         run_for(10 * US);
     }
@@ -388,8 +388,8 @@ TEST(chunk_len)
     r2_pathrate_on_send(&pr, 500000, t, &stamp);
     r2_pathrate_on_ack(&pr, 500000, &stamp, t, t + MS);
     CHECK_EQ(r2_pathrate_rate(&pr), 500 * MB);
-    CHECK_EQ(r2_pathrate_chunk_len(&pr, MIB), 61 * 4096);
-    CHECK_EQ(r2_pathrate_chunk_len(&pr, 200000), 48 * 4096);
+    CHECK_EQ(r2_pathrate_chunk_len(&pr, MIB), 30 * 4096);
+    CHECK_EQ(r2_pathrate_chunk_len(&pr, 100000), 24 * 4096);
 }
 
 TEST(bookkeeping)

@@ -19,7 +19,7 @@
 #define IDLE_SHARE 4 /* of a sample: so much of its time may have passed with nothing in flight */
 #define MIN_RTT_SPAN_NS (10 * NS_PER_S)
 
-#define CHUNK_TIME_NS (NS_PER_MS / 2)
+#define CHUNK_TIME_NS (NS_PER_MS / 4)
 #define CHUNK_STEP 4096
 
 #define WINDOW_GAIN 2

@@ -121,9 +121,9 @@ static inline uint64_t r2_pathrate_inflight(const struct r2_pathrate *pr)
 uint64_t r2_pathrate_window(const struct r2_pathrate *pr, uint64_t chunk, unsigned lanes,
                             bool any_nic);
 
-/* Length that takes about half a millisecond at the measured rate: a multiple of 4096, at least
- * 64 KiB (16 KiB on a path known to be slow; or max_chunk, when that is smaller) and at most
- * max_chunk. */
+/* Length that takes about a quarter of a millisecond at the measured rate. It is a multiple of
+ * 4096, at least 64 KiB (16 KiB on a path known to be slow; or max_chunk, when that is smaller) and
+ * at most max_chunk. */
 uint32_t r2_pathrate_chunk_len(const struct r2_pathrate *pr, uint32_t max_chunk);
 
 #endif

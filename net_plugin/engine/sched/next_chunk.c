@@ -201,7 +201,9 @@ static struct r2_path *faster(const struct r2_path *path, const struct r2_req *r
     return next < 0 ? NULL : of[next];
 }
 
-/* Who should take a chunk that any NIC may take since less is ahead of it there, or NULL. */
+/* Who should take a chunk that any NIC may take since less is ahead of it there, or NULL. It may
+ * have no room now: then the chunk waits for an acknowledgement of what it has in flight. On this
+ * NIC it would delay peers that have no other one. */
 static struct r2_path *less_busy(const struct r2_path *path, const struct r2_req *r)
 {
     struct r2_sched_path self = seen(path, r->conn);
@@ -211,7 +213,8 @@ static struct r2_path *less_busy(const struct r2_path *path, const struct r2_req
     R2_FOR_EACH_PATH (other, path->peer) {
         struct r2_sched_path its = seen(other, r->conn);
 
-        if (r2_sched_ahead(&its) >= least || !may_at_once(path, other, r) || !room(other))
+        if (r2_sched_ahead(&its) >= least || !may_at_once(path, other, r) ||
+            !(its.inflight || room(other)))
             continue;
         least = r2_sched_ahead(&its);
         to = other;
@@ -219,26 +222,26 @@ static struct r2_path *less_busy(const struct r2_path *path, const struct r2_req
     return to;
 }
 
+/* A path that is left nothing could never show that it is well again, or slow. */
+static bool on_trial(const struct r2_path *path)
+{
+    return !path->hb.unanswered && r2_trial_may(&path->trial, r2_grey_path_doubted(path),
+                                                path->flow.chunk_at, r2_peer_now(path->peer));
+}
+
 /* The path leaves its chunk to another one, which is asked, and which would not leave it again. */
 static bool leave(const struct r2_path *path, const struct r2_req *r, uint32_t chunk)
 {
-    struct r2_path *to = faster(path, r, chunk);
+    struct r2_path *to = on_trial(path) ? NULL : faster(path, r, chunk);
 
     if (!to && r->conn->first == R2_ANY_NIC) {
         to = less_busy(path, r);
         if (to && faster(to, r, r2_pathrate_chunk_len(&to->rate, chunk_max())))
             return false;
     }
-    if (to)
+    if (to && room(to))
         to->outbox.kick_wanted++;
     return to != NULL;
-}
-
-/* A path that is left nothing could never show that it is well again, or slow. */
-static bool on_trial(const struct r2_path *path)
-{
-    return !path->hb.unanswered && r2_trial_may(&path->trial, r2_grey_path_doubted(path),
-                                                path->flow.chunk_at, r2_peer_now(path->peer));
 }
 
 /* No small rest: it would cost as much as a chunk, and another lane's thread a wake-up. */
@@ -259,7 +262,7 @@ static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *
     R2_FOR_EACH_REQ (r, c) {
         if (!r2_send_waiting(r) || !r2_send_carries(path, r))
             continue;
-        if (!on_trial(path) && leave(path, r, len))
+        if (leave(path, r, len))
             return false;
         if (!r2_send_next(&r->led.send, with_rest(path, r, len), path->index, path->gen,
                           r2_peer_now(path->peer), &chunk))
