@@ -168,7 +168,9 @@ static struct r2_sched_path nsim_seen(int me, int peer, int nic)
     return (struct r2_sched_path){.rate = r2_pathrate_rate_now(rate, nsim_ns()),
                                   .inflight = r2_pathrate_inflight(rate),
                                   .nic_inflight = r->nic[nic].inflight,
-                                  .nic_paths = paths};
+                                  .nic_paths = paths,
+                                  .chunk = r2_pathrate_chunk_len(rate, NSIM_CHUNK),
+                                  .takes = r2_pathrate_inflight(rate) || nsim_room(me, peer, nic)};
 }
 
 /* The stream's first message that waits, and the bytes of all. NULL: none that the peer posted. */
@@ -180,39 +182,20 @@ static struct nsim_message *nsim_waits(struct nsim_stream *s, uint64_t *bytes)
     return *bytes ? &s->of[s->waiting % NSIM_MESSAGES] : NULL;
 }
 
-/* Who should take the path's next chunk since it is faster, or -1. */
-static int nsim_faster(int me, int peer, int nic, uint64_t bytes)
+/* The NIC that takes the next chunk of `bytes` for which paths[nic] asks. */
+static int nsim_taker(int me, int peer, int nic, uint64_t bytes)
 {
-    struct r2_sched_path self = nsim_seen(me, peer, nic), others[NSIM_NICS];
-    uint32_t chunk = r2_pathrate_chunk_len(&nsim.ranks[me].path[peer][nic].rate, NSIM_CHUNK);
-    int of[NSIM_NICS], n = 0, to;
-
-    for (int i = 0; i < NSIM_NICS && self.rate; i++) {
-        if (i == nic || !nsim_reaches(me, peer, i))
-            continue;
-        others[n] = nsim_seen(me, peer, i);
-        of[n++] = i;
-    }
-    to = r2_sched_next(&self, others, n, bytes, chunk);
-    return to < 0 ? -1 : of[to];
-}
-
-/* ... since less is ahead of it there. */
-static int nsim_less_busy(int me, int peer, int nic)
-{
-    struct r2_sched_path self = nsim_seen(me, peer, nic);
-    uint64_t least = r2_sched_ahead(&self);
-    int to = -1;
+    const struct r2_sched_bytes wait = {.waiting = bytes, .any_nic = true};
+    struct r2_sched_path paths[NSIM_NICS] = {nsim_seen(me, peer, nic)};
+    int of[NSIM_NICS] = {nic}, n = 1;
 
     for (int i = 0; i < NSIM_NICS; i++) {
-        struct r2_sched_path its = nsim_seen(me, peer, i);
-
-        if (!nsim_reaches(me, peer, i) || r2_sched_ahead(&its) >= least)
+        if (i == nic || !nsim_reaches(me, peer, i))
             continue;
-        least = r2_sched_ahead(&its);
-        to = i;
+        paths[n] = nsim_seen(me, peer, i);
+        of[n++] = i;
     }
-    return to;
+    return of[r2_sched_next(paths, n, &wait)];
 }
 
 static void nsim_send(int me, int peer, int nic, int sums, uint32_t len)
@@ -253,12 +236,8 @@ static bool nsim_take(int me, int peer, int nic)
 
         if (!m)
             continue;
-        to = nsim_faster(me, peer, nic, bytes);
-        if (to < 0) {
-            to = nsim_less_busy(me, peer, nic);
-            to = to >= 0 && nsim_faster(me, peer, to, bytes) >= 0 ? -1 : to;
-        }
-        if (to >= 0) {
+        to = nsim_taker(me, peer, nic, bytes);
+        if (to != nic) {
             r->path[peer][to].asked = nsim_room(me, peer, to);
             return false;
         }

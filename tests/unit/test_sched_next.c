@@ -31,6 +31,19 @@ static struct r2_sched_path some_path(void)
                                   .distance = (unsigned)up_to(3)};
 }
 
+/* Who takes the chunk for which `self` asks: -1: self. */
+static int next_of(const struct r2_sched_path *self, const struct r2_sched_path others[], int n,
+                   uint64_t waiting)
+{
+    struct r2_sched_path paths[1 + MOST] = {*self};
+
+    for (int i = 0; i < n; i++)
+        paths[1 + i] = others[i];
+    for (int i = 0; i <= n; i++)
+        paths[i].chunk = CHUNK;
+    return r2_sched_next(paths, 1 + n, &(struct r2_sched_bytes){.waiting = waiting}) - 1;
+}
+
 TEST(order)
 {
     for (int round = 0; round < ROUNDS; round++) {
@@ -72,7 +85,7 @@ TEST(the_soonest_never_declines)
 
         for (int i = 0; i < n; i++)
             paths[i] = some_path();
-        next = r2_sched_next(&paths[0], paths + 1, n - 1, waiting, CHUNK);
+        next = next_of(&paths[0], paths + 1, n - 1, waiting);
         mine = r2_sched_done(&paths[0], len);
         for (int i = 1; i < n; i++) {
             uint64_t theirs = r2_sched_done(&paths[i], len);
@@ -95,21 +108,21 @@ TEST(alone_or_unknown)
     struct r2_sched_path slow = {.rate = 1000}, fast = {.rate = 1000000000}, new = {.rate = 0};
     struct r2_sched_path busy[2];
 
-    CHECK(r2_sched_next(&slow, NULL, 0, CHUNK, CHUNK) == -1);
-    CHECK(r2_sched_next(&slow, &new, 1, CHUNK, CHUNK) == -1); /* nobody knows that it is faster */
-    CHECK(r2_sched_next(&new, &fast, 1, CHUNK, CHUNK) == -1);
-    CHECK(r2_sched_next(&slow, &fast, 1, CHUNK, CHUNK) == 0);
-    CHECK(r2_sched_next(&fast, &slow, 1, CHUNK, CHUNK) == -1);
+    CHECK(next_of(&slow, NULL, 0, CHUNK) == -1);
+    CHECK(next_of(&slow, &new, 1, CHUNK) == -1); /* nobody knows that it is faster */
+    CHECK(next_of(&new, &fast, 1, CHUNK) == -1);
+    CHECK(next_of(&slow, &fast, 1, CHUNK) == 0);
+    CHECK(next_of(&fast, &slow, 1, CHUNK) == -1);
     /* So much waits that the slow one is of use: 10 times a fast one's bytes. */
     slow.rate = fast.rate / 10;
-    CHECK(r2_sched_next(&slow, &fast, 1, 11 * CHUNK, CHUNK) == -1);
-    CHECK(r2_sched_next(&slow, &fast, 1, 9 * CHUNK, CHUNK) == 0);
+    CHECK(next_of(&slow, &fast, 1, 11 * CHUNK) == -1);
+    CHECK(next_of(&slow, &fast, 1, 9 * CHUNK) == 0);
     /* What the faster ones have to send first counts: 12 chunks and 8, at twice 10 times its rate.
      */
     busy[0] = busy[1] = fast;
-    CHECK(r2_sched_next(&slow, busy, 2, 12 * CHUNK, CHUNK) == 0);
+    CHECK(next_of(&slow, busy, 2, 12 * CHUNK) == 0);
     busy[1].inflight = 8 * CHUNK;
-    CHECK(r2_sched_next(&slow, busy, 2, 12 * CHUNK, CHUNK) == -1);
+    CHECK(next_of(&slow, busy, 2, 12 * CHUNK) == -1);
     CHECK(r2_sched_done(&(struct r2_sched_path){.rate = 1}, UINT64_MAX) == UINT64_MAX);
 }
 
@@ -164,7 +177,7 @@ static uint64_t one_chunk(struct link *links, int n, uint64_t now, uint64_t wait
             if (&links[k] != l && r2_share_may(&shares, &links[k].share))
                 others[m++] = links[k].path;
         }
-        if (!sched || r2_sched_next(&l->path, others, m, waiting, CHUNK) < 0)
+        if (!sched || next_of(&l->path, others, m, waiting) < 0)
             return take(l, now, waiting);
     }
     return 0;
@@ -312,7 +325,7 @@ static struct link *gets_it(struct link *links, int n, uint64_t waiting, int *de
         if (!could_carry(l))
             continue;
         any = true;
-        if (r2_sched_next(&l->path, others, m, waiting, CHUNK) < 0) {
+        if (next_of(&l->path, others, m, waiting) < 0) {
             taker = taker ? taker : l;
             continue;
         }
@@ -406,6 +419,87 @@ TEST(ahead)
     CHECK_EQ(r2_sched_ahead(&path), 4);
     path.nic_paths = 0; /* none answers at the moment */
     CHECK_EQ(r2_sched_ahead(&path), 4);
+}
+
+/* Bytes for any NIC: random views of NICs, some with nothing to do and no room. */
+static int some_nics(struct r2_sched_path paths[])
+{
+    int n = 1 + (int)up_to(MOST - 1);
+
+    for (int i = 0; i < n; i++) {
+        paths[i] = some_path();
+        paths[i].chunk = CHUNK;
+        paths[i].nic_paths = (unsigned)up_to(4);
+        paths[i].nic_inflight = paths[i].inflight + up_to(16) * CHUNK;
+        paths[i].takes = paths[i].inflight || up_to(1);
+    }
+    paths[0].takes = true;
+    return n;
+}
+
+/* With rates unknown nobody is faster: the NIC with the least ahead gets the chunk, even if it has
+ * no room now. One that never takes any gets none. */
+TEST(least_ahead)
+{
+    int left = 0;
+
+    for (int round = 0; round < ROUNDS; round++) {
+        struct r2_sched_path paths[MOST];
+        int n = some_nics(paths), next;
+
+        for (int i = 0; i < n; i++)
+            paths[i].rate = 0;
+        next = r2_sched_next(paths, n, &(struct r2_sched_bytes){.waiting = CHUNK, .any_nic = true});
+        CHECK(paths[next].takes);
+        for (int i = 0; i < n; i++)
+            CHECK(!paths[i].takes || r2_sched_ahead(&paths[next]) <= r2_sched_ahead(&paths[i]));
+        left += next != 0;
+        CHECK(r2_sched_next(paths, n, &(struct r2_sched_bytes){.waiting = CHUNK}) == 0);
+    }
+    CHECK_GE(left, ROUNDS / 4);
+}
+
+/* A path on trial leaves nothing to faster ones. */
+TEST(trial)
+{
+    struct r2_sched_path paths[2] = {{.rate = 1000, .chunk = CHUNK, .takes = true},
+                                     {.rate = 1000000000, .chunk = CHUNK, .takes = true}};
+    struct r2_sched_bytes bytes = {.waiting = CHUNK};
+
+    CHECK(r2_sched_next(paths, 2, &bytes) == 1);
+    bytes.trial = true;
+    CHECK(r2_sched_next(paths, 2, &bytes) == 0);
+    bytes.any_nic = true;
+    CHECK(r2_sched_next(paths, 2, &bytes) == 0);
+    paths[0].nic_inflight = CHUNK; /* busy is something else */
+    CHECK(r2_sched_next(paths, 2, &bytes) == 1);
+}
+
+/* Whoever is asked because a chunk was left to it takes it, or leaves it to one that takes it: no
+ * chunk goes round for ever. */
+TEST(no_chunk_goes_round)
+{
+    int asked[3] = {0};
+
+    for (int round = 0; round < ROUNDS; round++) {
+        struct r2_sched_path paths[MOST];
+        int n = some_nics(paths), times = 0, next;
+        struct r2_sched_bytes bytes = {
+            .waiting = 1 + up_to(64 * CHUNK), .any_nic = true, .trial = up_to(1)};
+
+        for (next = -1; next && times <= 2; times++) {
+            struct r2_sched_path first;
+
+            next = r2_sched_next(paths, n, &bytes);
+            first = paths[0];
+            paths[0] = paths[next];
+            paths[next] = first;
+            bytes.trial = false;
+        }
+        CHECK_MSG(!next, "round %d: %d paths leave a chunk to each other", round, n);
+        asked[times - 1]++;
+    }
+    CHECK_GE(asked[1], ROUNDS / 10);
 }
 
 int main(int argc, char **argv)

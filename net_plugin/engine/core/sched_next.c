@@ -29,33 +29,55 @@ void r2_sched_order(const struct r2_sched_path paths[], int n, uint16_t order[])
     }
 }
 
-int r2_sched_next(const struct r2_sched_path *self, const struct r2_sched_path others[], int n,
-                  uint64_t waiting, uint32_t chunk)
-{
-    uint64_t len = waiting < chunk ? waiting : chunk, mine = r2_sched_done(self, len);
-    uint64_t bytes = waiting, rates = 0, soon = UINT64_MAX;
-    int soonest = -1;
-
-    for (int i = 0; i < n && mine; i++) {
-        uint64_t theirs = r2_sched_done(&others[i], len);
-
-        if (!theirs || theirs >= mine)
-            continue;
-        bytes += others[i].inflight;
-        rates += others[i].rate;
-        if (theirs < soon) {
-            soon = theirs;
-            soonest = i;
-        }
-    }
-    if (soonest < 0 || soon > mine / 2 || r2_mul_div(bytes, NS_PER_S, rates) >= mine)
-        return -1;
-    return soonest;
-}
-
 uint64_t r2_sched_ahead(const struct r2_sched_path *path)
 {
     unsigned others = path->nic_paths ? path->nic_paths - 1 : 0;
 
     return path->nic_inflight + others * path->inflight;
+}
+
+/* Who is so much faster than paths[self] that it should have the chunk; self: nobody. */
+static int faster(const struct r2_sched_path paths[], int n, int self, uint64_t waiting)
+{
+    uint64_t len = waiting < paths[self].chunk ? waiting : paths[self].chunk;
+    uint64_t mine = r2_sched_done(&paths[self], len);
+    uint64_t bytes = waiting, rates = 0, soon = UINT64_MAX;
+    int soonest = self;
+
+    for (int i = 0; i < n && mine; i++) {
+        uint64_t theirs = r2_sched_done(&paths[i], len);
+
+        if (i == self || !theirs || theirs >= mine)
+            continue;
+        bytes += paths[i].inflight;
+        rates += paths[i].rate;
+        if (theirs < soon) {
+            soon = theirs;
+            soonest = i;
+        }
+    }
+    if (soonest == self || soon > mine / 2 || r2_mul_div(bytes, NS_PER_S, rates) >= mine)
+        return self;
+    return soonest;
+}
+
+static int least_ahead(const struct r2_sched_path paths[], int n)
+{
+    int least = 0;
+
+    for (int i = 1; i < n; i++) {
+        if (paths[i].takes && r2_sched_ahead(&paths[i]) < r2_sched_ahead(&paths[least]))
+            least = i;
+    }
+    return least;
+}
+
+int r2_sched_next(const struct r2_sched_path paths[], int n, const struct r2_sched_bytes *bytes)
+{
+    int to = bytes->trial ? 0 : faster(paths, n, 0, bytes->waiting);
+
+    if (to || !bytes->any_nic)
+        return to;
+    to = least_ahead(paths, n);
+    return faster(paths, n, to, bytes->waiting) == to ? to : 0;
 }

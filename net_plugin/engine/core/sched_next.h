@@ -1,13 +1,14 @@
 /* Which path takes the next chunk. Pure: what is measured comes in as arguments.
  *
  * Paths pull. r2_sched_order says which ones are asked first, r2_sched_next whether the path that
- * asks takes the chunk or leaves it to a faster one.
+ * asks takes the chunk or leaves it to another one.
  *
  * Units: bytes, bytes per second, nanoseconds. Plain structs, nothing to free. No function fails.
  */
 #ifndef R2_ENGINE_CORE_SCHED_NEXT_H
 #define R2_ENGINE_CORE_SCHED_NEXT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define R2_SCHED_MAX 128 /* paths */
@@ -19,6 +20,16 @@ struct r2_sched_path {
     unsigned distance;     /* of its NIC from the connection's home NIC */
     uint64_t nic_inflight; /* the same of all paths of its NIC, to any peer */
     unsigned nic_paths;    /* of its NIC, to all peers, that answer; this one included */
+    uint32_t chunk;        /* the most that it takes at once */
+    bool takes;            /* it has room, or will have: something is in flight */
+};
+
+/* What waits to be sent. */
+struct r2_sched_bytes {
+    uint64_t waiting;
+    bool any_nic; /* no NIC is the first choice for them */
+    bool
+        trial; /* the path that asks has to show what it can do: it leaves nothing to faster ones */
 };
 
 /* When the path would be done with `len` more bytes, in ns from now; 0 while nothing is known. */
@@ -28,16 +39,19 @@ uint64_t r2_sched_done(const struct r2_sched_path *path, uint64_t len);
  * they are done with what they have, then the nearest. Writes indices. */
 void r2_sched_order(const struct r2_sched_path paths[], int n, uint16_t order[]);
 
-/* `self` asks for a chunk of up to `chunk` of the `waiting` bytes. Returns who takes the next one:
- * -1: self; else one of the `n` others, which all may take it.
+/* paths[0] asks for a chunk; all `n` may take it. Returns who takes it, an index.
  *
  * A slow path must not hold a message back. It leaves the last chunks to faster paths if two things
  * hold. These together would have sent all that waits before it had sent one chunk. One of them is
- * done with a chunk in half its time. So the path that is done soonest never declines. */
-int r2_sched_next(const struct r2_sched_path *self, const struct r2_sched_path others[], int n,
-                  uint64_t waiting, uint32_t chunk);
+ * done with a chunk in half its time. So the path that is done soonest never declines.
+ *
+ * Bytes for any NIC go to the path with the least ahead of them, unless that one would leave them
+ * to a faster one. It may have no room now. Then they wait until something that it has in flight is
+ * acknowledged: on another NIC they would delay peers that have no other one. So the path with the
+ * least ahead never declines for that reason. */
+int r2_sched_next(const struct r2_sched_path paths[], int n, const struct r2_sched_bytes *bytes);
 
-/* What is ahead of a chunk that any NIC may take; it goes to the path with the least. So a NIC that
+/* What is ahead of a chunk that any NIC may take. If it goes to the path with the least, a NIC that
  * some peers have no other of leaves its time to them. Of NICs with unlike rates each has about as
  * much in flight.
  *

@@ -72,17 +72,19 @@ _Static_assert(R2_PATHS_MAX <= R2_SCHED_MAX, "r2_sched_order takes all paths of 
 /* As core/sched_next.h sees it, for a chunk of the connection. */
 static struct r2_sched_path seen(const struct r2_path *path, const struct r2_conn *c)
 {
-    uint64_t now = r2_peer_now(path->peer);
+    uint64_t now = r2_peer_now(path->peer), inflight = r2_pathrate_inflight(&path->rate);
     const atomic_int *out = &r2_eng.nic_state[path->lnic].census[R2_CENSUS_OUT];
     /* Hints, which other peers' threads change at any time. */
     int paths = atomic_load_explicit(out, memory_order_relaxed);
 
     return (struct r2_sched_path){
         .rate = r2_pathrate_rate_now(&path->rate, now),
-        .inflight = r2_pathrate_inflight(&path->rate),
+        .inflight = inflight,
         .distance = r2_eng.near[c->home][path->lnic],
         .nic_inflight = atomic_load_explicit(&r2_eng.inflight[path->lnic], memory_order_relaxed),
         .nic_paths = paths > 0 ? (unsigned)paths : 0,
+        .chunk = r2_pathrate_chunk_len(&path->rate, chunk_max()),
+        .takes = inflight || room(path),
     };
 }
 
@@ -183,45 +185,6 @@ static bool may_at_once(const struct r2_path *path, const struct r2_path *other,
            may_instead(other, r, r2_conn_stays(r->conn));
 }
 
-/* Who should take the path's next chunk since it is faster, or NULL. */
-static struct r2_path *faster(const struct r2_path *path, const struct r2_req *r, uint32_t chunk)
-{
-    const struct r2_conn *c = r->conn;
-    struct r2_sched_path self = seen(path, c), others[R2_PATHS_MAX];
-    struct r2_path *of[R2_PATHS_MAX];
-    int n = 0, next;
-
-    R2_FOR_EACH_PATH (other, path->peer) {
-        if (!self.rate || !may_at_once(path, other, r))
-            continue;
-        others[n] = seen(other, c);
-        of[n++] = other;
-    }
-    next = r2_sched_next(&self, others, n, c->waiting, chunk);
-    return next < 0 ? NULL : of[next];
-}
-
-/* Who should take a chunk that any NIC may take since less is ahead of it there, or NULL. It may
- * have no room now: then the chunk waits for an acknowledgement of what it has in flight. On this
- * NIC it would delay peers that have no other one. */
-static struct r2_path *less_busy(const struct r2_path *path, const struct r2_req *r)
-{
-    struct r2_sched_path self = seen(path, r->conn);
-    uint64_t least = r2_sched_ahead(&self);
-    struct r2_path *to = NULL;
-
-    R2_FOR_EACH_PATH (other, path->peer) {
-        struct r2_sched_path its = seen(other, r->conn);
-
-        if (r2_sched_ahead(&its) >= least || !may_at_once(path, other, r) ||
-            !(its.inflight || room(other)))
-            continue;
-        least = r2_sched_ahead(&its);
-        to = other;
-    }
-    return to;
-}
-
 /* A path that is left nothing could never show that it is well again, or slow. */
 static bool on_trial(const struct r2_path *path)
 {
@@ -229,19 +192,35 @@ static bool on_trial(const struct r2_path *path)
                                                 path->flow.chunk_at, r2_peer_now(path->peer));
 }
 
-/* The path leaves its chunk to another one, which is asked, and which would not leave it again. */
-static bool leave(const struct r2_path *path, const struct r2_req *r, uint32_t chunk)
+/* Who takes the path's next chunk: it, or another one that may take it at once. */
+static struct r2_path *taker(struct r2_path *path, const struct r2_req *r)
 {
-    struct r2_path *to = on_trial(path) ? NULL : faster(path, r, chunk);
+    const struct r2_conn *c = r->conn;
+    const struct r2_sched_bytes bytes = {
+        .waiting = c->waiting, .any_nic = c->first == R2_ANY_NIC, .trial = on_trial(path)};
+    struct r2_sched_path paths[R2_PATHS_MAX];
+    struct r2_path *of[R2_PATHS_MAX];
+    int n = 1;
 
-    if (!to && r->conn->first == R2_ANY_NIC) {
-        to = less_busy(path, r);
-        if (to && faster(to, r, r2_pathrate_chunk_len(&to->rate, chunk_max())))
-            return false;
+    paths[0] = seen(path, c);
+    of[0] = path;
+    R2_FOR_EACH_PATH (other, path->peer) {
+        if (!may_at_once(path, other, r))
+            continue;
+        paths[n] = seen(other, c);
+        of[n++] = other;
     }
-    if (to && room(to))
+    return of[r2_sched_next(paths, n, &bytes)];
+}
+
+/* The path leaves its chunk to another one, which is asked if it has room. */
+static bool leave(struct r2_path *path, const struct r2_req *r)
+{
+    struct r2_path *to = taker(path, r);
+
+    if (to != path && room(to))
         to->outbox.kick_wanted++;
-    return to != NULL;
+    return to != path;
 }
 
 /* No small rest: it would cost as much as a chunk, and another lane's thread a wake-up. */
@@ -262,7 +241,7 @@ static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *
     R2_FOR_EACH_REQ (r, c) {
         if (!r2_send_waiting(r) || !r2_send_carries(path, r))
             continue;
-        if (leave(path, r, len))
+        if (leave(path, r))
             return false;
         if (!r2_send_next(&r->led.send, with_rest(path, r, len), path->index, path->gen,
                           r2_peer_now(path->peer), &chunk))
