@@ -55,14 +55,14 @@ struct r2_agree_member {
     uint64_t process; /* equal for ranks of one process */
 };
 
-#define R2_AGREE_CALLS 24 /* words of a report about what a rank has called */
+#define R2_AGREE_WORDS 41 /* of a report, for the caller's use */
 
-/* Bandwidth of a node, and what a rank has called, told to the leader. */
+/* Bandwidth of a node, and what else a rank tells the leader. */
 struct r2_agree_report {
     uint64_t capacity;              /* bytes/s each way with every NIC healthy; 0: not known */
     uint32_t share;                 /* what is left of it, in 1/65536 */
     uint32_t flags;                 /* for the caller's use */
-    uint64_t calls[R2_AGREE_CALLS]; /* likewise */
+    uint64_t words[R2_AGREE_WORDS]; /* likewise */
 };
 
 /* All may be NULL. `user` comes from the config. */

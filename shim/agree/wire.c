@@ -271,8 +271,8 @@ void r2_agree_report_encode(uint8_t out[R2_AGREE_REPORT_BYTES], uint64_t number,
     r2_put(out + 8, r->capacity, 8);
     r2_put(out + 16, r->share, 4);
     r2_put(out + 20, r->flags, 4);
-    for (int i = 0; i < R2_AGREE_CALLS; i++) {
-        r2_put(out + 24 + 8 * i, r->calls[i], 8);
+    for (int i = 0; i < R2_AGREE_WORDS; i++) {
+        r2_put(out + 24 + 8 * i, r->words[i], 8);
     }
 }
 
@@ -286,8 +286,8 @@ int r2_agree_report_decode(const uint8_t *in, size_t len, uint64_t *number,
     r->capacity = r2_get(in + 8, 8);
     r->share = (uint32_t)r2_get(in + 16, 4);
     r->flags = (uint32_t)r2_get(in + 20, 4);
-    for (int i = 0; i < R2_AGREE_CALLS; i++) {
-        r->calls[i] = r2_get(in + 24 + 8 * i, 8);
+    for (int i = 0; i < R2_AGREE_WORDS; i++) {
+        r->words[i] = r2_get(in + 24 + 8 * i, 8);
     }
     return r->share > 65536 ? -EPROTO : 0;
 }

@@ -16,8 +16,8 @@
 #include "agree/machine.h"
 
 /* 2: ranks tell each other of NCCL's errors; 3: exchanges; 4: who waits for an offer calls,
- * reports tell calls */
-#define R2_AGREE_VERSION 4
+ * reports tell calls; 5: and times */
+#define R2_AGREE_VERSION 5
 #define R2_AGREE_TOKEN 16
 #define R2_AGREE_HEADER 48
 #define R2_AGREE_FRAME (1 << 20) /* most bytes of a payload */
@@ -114,7 +114,7 @@ void r2_agree_msg_encode(uint8_t out[R2_AGREE_MSG_BYTES], const struct r2_agree_
 int r2_agree_msg_decode(const uint8_t *in, size_t len, struct r2_agree_msg *m, const uint8_t **plan,
                         size_t *plan_len);
 
-#define R2_AGREE_REPORT_BYTES (24 + 8 * R2_AGREE_CALLS)
+#define R2_AGREE_REPORT_BYTES (24 + 8 * R2_AGREE_WORDS)
 void r2_agree_report_encode(uint8_t out[R2_AGREE_REPORT_BYTES], uint64_t number,
                             const struct r2_agree_report *r);
 int r2_agree_report_decode(const uint8_t *in, size_t len, uint64_t *number,

@@ -9,8 +9,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "agree/agree.h"
-
 #define R2_CALLS 8
 #define R2_CALLS_GROUPED UINT64_MAX /* as bytes: a collective of a group, which NCCL has */
 
@@ -23,9 +21,6 @@ struct r2_calls_entry {
 struct r2_calls {
     struct r2_calls_entry of[R2_CALLS]; /* the newest first */
 };
-
-/* As a report carries them. */
-_Static_assert(sizeof(struct r2_calls) == sizeof(((struct r2_agree_report *)0)->calls), "words");
 
 /* What is read, and one that may be in the making. */
 struct r2_calls_log {

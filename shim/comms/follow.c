@@ -16,7 +16,7 @@
 #include "util/clock.h"
 #include "util/log.h"
 
-#define WIRE 6 /* of what must be equal on all ranks, with the settings below */
+#define WIRE 7 /* of what must be equal on all ranks, with the settings below */
 
 static uint64_t hash_text(const char *text, uint64_t hash)
 {
@@ -177,7 +177,7 @@ static void on_decided(void *user, uint64_t epoch, uint64_t at, bool committed, 
                 (unsigned long long)f->comm->id, (unsigned long long)epoch, (unsigned long long)at,
                 why);
     if (f->leader)
-        r2_leader_decided(f->leader, committed);
+        r2_leader_decided(f->leader, epoch, committed);
 }
 
 static int on_accept(void *user, uint64_t epoch, const void *plan, size_t len, void **object)
@@ -261,6 +261,26 @@ static bool stands(struct r2_follow *f, uint64_t now)
     return r2_vote_state(f->vote) == R2_VOTE_YES;
 }
 
+static void take_times(struct r2_follow *f)
+{
+    uint64_t note[R2_TIMING_NOTES], ns;
+
+    while (f->timing && r2_timing_take(f->timing, &ns, note))
+        r2_times_add(&f->times, note[R2_TIMING_EPOCH], note[R2_TIMING_PLANNED] != 0,
+                     note[R2_TIMING_BYTES], ns);
+}
+
+/* Whether rank 0 knows less than that. Calls alone are no news, nor is an unknown capacity. */
+static bool is_news(const struct r2_follow *f, const struct r2_agree_report *report,
+                    const struct r2_leader_word *word)
+{
+    bool node = !f->told_any || f->told.capacity != report->capacity ||
+                f->told.share != report->share || f->told.flags != report->flags;
+
+    return (report->capacity && node) ||
+           memcmp(&f->told_times, &word->medians, sizeof(word->medians)) != 0;
+}
+
 /* Tells rank 0 what is new about this node; that one plans. */
 static uint64_t look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t share, uint64_t now)
 {
@@ -268,19 +288,21 @@ static uint64_t look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t s
     struct r2_agree_report report = {
         .capacity = capacity, .share = share, .flags = r2_watch_stop() ? R2_LEADER_STOP : 0};
     bool ready = atomic_load(&f->ready), tell;
-    struct r2_calls calls;
+    struct r2_leader_word word;
 
+    take_times(f);
+    word = (struct r2_leader_word){.epoch = f->times.epoch, .medians = f->times.known};
     pthread_mutex_lock(&f->lock);
-    if (r2_calls_read(&f->calls, &calls))
-        memcpy(report.calls, &calls, sizeof(report.calls));
-    tell = ready && capacity &&
-           (!f->told_any || f->told.capacity != capacity || f->told.share != share ||
-            f->told.flags != report.flags);
+    if (!r2_calls_read(&f->calls, &word.calls))
+        word.calls = (struct r2_calls){0};
+    memcpy(report.words, &word, sizeof(report.words));
+    tell = ready && is_news(f, &report, &word);
     tell = (ready && stands(f, now)) || tell;
     pthread_mutex_unlock(&f->lock);
     if (tell && r2_agree_report(f->agree, &report) == 0) {
         pthread_mutex_lock(&f->lock);
         f->told = report;
+        f->told_times = word.medians;
         f->told_any = true;
         pthread_mutex_unlock(&f->lock);
     }
@@ -295,6 +317,7 @@ static uint64_t look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t s
 static void unmake(struct r2_follow *f)
 {
     r2_leader_free(f->leader);
+    r2_timing_free(f->timing);
     r2_vote_free(f->vote);
     pthread_mutex_destroy(&f->lock);
     free(f);
@@ -308,7 +331,9 @@ static bool make_parts(struct r2_follow *f, const struct r2_follow_birth *birth)
         f->vote =
             r2_vote_new(f->comm, birth->rank, birth->nranks, birth->device, r2_leader_always());
     if (birth->rank == 0)
-        f->leader = r2_leader_new(f->comm, f->vote, birth->nranks, birth->device);
+        f->leader = r2_leader_new(f->comm, f->vote, birth->nranks);
+    if (f->vote && r2_leader_wish() == R2_PLAN_BEST)
+        f->timing = r2_timing_new(birth->device); /* without, plans are not measured */
     return (f->vote || !r2_leader_carries()) && (f->leader || birth->rank);
 }
 
@@ -426,8 +451,7 @@ void r2_follow_revoked(struct r2_follow *f)
 
 void r2_follow_abort(struct r2_follow *f)
 {
-    if (f->leader)
-        r2_leader_abort(f->leader);
+    r2_timing_abort(f->timing);
     r2_agree_abort(f->agree);
     if (f->vote) {
         r2_vote_abort(f->vote);

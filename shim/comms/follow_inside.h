@@ -11,6 +11,7 @@
 #include "comms/follow.h"
 #include "comms/inside.h"
 #include "comms/leader.h"
+#include "comms/timing.h"
 #include "comms/vote.h"
 #include "comms/watch.h"
 
@@ -24,6 +25,8 @@ struct r2_follow {
     struct r2_watch_entry entry;
     struct r2_vote *vote;     /* NULL: no plan is ever carried out */
     struct r2_leader *leader; /* rank 0, where there may be plans */
+    struct r2_timing *timing; /* NULL: this rank measures nothing */
+    struct r2_times times;    /* the watching thread's */
 
     uint64_t epoch; /* of the plan in force; the application's thread */
 
@@ -35,7 +38,8 @@ struct r2_follow {
     pthread_mutex_t lock; /* guards the rest */
     bool told_any;
     struct r2_agree_report told; /* last reported */
-    uint64_t stood;              /* calls, when it was last reported that this rank stands */
+    struct r2_medians told_times;
+    uint64_t stood; /* calls, when it was last reported that this rank stands */
 };
 
 /* comm.c: whether its ranks are told of each other's errors. All ranks of a family meet at one

@@ -18,20 +18,6 @@
 #define AGAIN_NS (250 * R2_NS_PER_MS)
 #define SOON_NS (20 * R2_NS_PER_MS)
 
-static enum r2_plan_wish wish(void)
-{
-    if (r2_leader_always())
-        return R2_PLAN_ALWAYS_DIRECT;
-    switch (r2_settings_get()->mode) {
-    case R2_MODE_ALLREDUCE:
-        return R2_PLAN_WISH_R2CCL;
-    case R2_MODE_OPTIMAL:
-        return R2_PLAN_WISH_DIRECT;
-    default:
-        return R2_PLAN_BEST;
-    }
-}
-
 /* ---- planning; `lock` is held */
 
 /* Once: log, journal and, where they say something new about it, the communicator's row. */
@@ -81,7 +67,7 @@ static void choose(struct r2_leader *l, struct r2_plan_choice *choice)
                                   .nodes = nodes,
                                   .bytes = bytes ? bytes : TYPICAL,
                                   .from_bytes = r2_leader_always() ? R2_VOTE_FROM : R2_LEADER_FROM,
-                                  .wish = wish()};
+                                  .wish = r2_leader_wish()};
     const char *why = NULL;
 
     look_at_nodes(l, nodes);
@@ -117,6 +103,7 @@ static void propose(struct r2_leader *l, const struct r2_plan *plan, uint64_t no
 {
     if (r2_agree_propose(l->agree, plan, r2_plan_bytes(l->p)) == 0) {
         l->asked = *plan;
+        l->asked_at = l->events;
         l->asking = true;
     } else {
         r2_policy_again(&l->policy, now + AGAIN_NS);
@@ -167,8 +154,36 @@ static void plan(struct r2_leader *l, uint64_t now)
 static void compare(struct r2_leader *l, int rank)
 {
     for (int r = rank ? rank : 1; r < (rank ? rank + 1 : l->nranks) && !l->differs; r++)
-        if (r2_calls_differ(&l->calls[0], &l->calls[r], &l->difference))
+        if (r2_calls_differ(&l->told[0].calls, &l->told[r].calls, &l->difference))
             l->differs = r;
+}
+
+/* The slowest rank's median of a class; 0 where a rank has none. Lock held. */
+static float slowest(const struct r2_leader *l, bool planned, int class)
+{
+    float most = 0;
+
+    for (int r = 0; r < l->nranks; r++) {
+        float median = l->told[r].medians.of[planned][class];
+
+        if (l->told[r].epoch != l->policy.epoch || median <= 0)
+            return 0;
+        most = median > most ? median : most;
+    }
+    return most;
+}
+
+/* A collective is over when the slowest rank has its result. In a ring others may have theirs long
+ * before. Lock held. */
+static void look_at_times(struct r2_leader *l, uint64_t now)
+{
+    struct r2_medians most;
+
+    for (int c = 0; c < R2_TIMES_CLASSES; c++) {
+        most.of[false][c] = slowest(l, false, c);
+        most.of[true][c] = slowest(l, true, c);
+    }
+    r2_policy_measured(&l->policy, &most, now);
 }
 
 /* The operation never ends: an error takes its place on all ranks. */
@@ -215,20 +230,24 @@ void r2_leader_reported(struct r2_leader *l, int rank, const struct r2_agree_rep
             l->events++;
         }
     }
-    memcpy(&l->calls[rank], report->calls, sizeof(l->calls[rank]));
+    memcpy(&l->told[rank], report->words, sizeof(l->told[rank]));
     compare(l, rank);
+    if (l->policy.epoch && l->told[rank].epoch == l->policy.epoch)
+        look_at_times(l, now);
     pthread_mutex_unlock(&l->lock);
     r2_watch_wake();
 }
 
-void r2_leader_decided(struct r2_leader *l, bool committed)
+/* What was proposed before a change of the nodes belongs to the state before. */
+void r2_leader_decided(struct r2_leader *l, uint64_t epoch, bool committed)
 {
     uint64_t now = r2_now_ns();
 
     pthread_mutex_lock(&l->lock);
     if (l->asking && committed) {
         l->force = l->asked;
-        r2_policy_changed(&l->policy, l->force.schedule != R2_PLAN_STOCK, now);
+        r2_policy_changed(&l->policy, l->force.schedule != R2_PLAN_STOCK,
+                          l->asked_at == l->events ? epoch : 0, now);
     }
     l->asking = false;
     r2_policy_again(&l->policy, committed ? now : now + AGAIN_NS);
@@ -236,17 +255,7 @@ void r2_leader_decided(struct r2_leader *l, bool committed)
     r2_watch_wake();
 }
 
-/* ---- times */
-
-static void sample(struct r2_leader *l, uint64_t now)
-{
-    uint64_t note[R2_TIMING_NOTES], ns;
-
-    while (l->timing && r2_timing_take(l->timing, &ns, note))
-        if (note[R2_TIMING_BEGUN] >= l->policy.event_ns) /* else nodes were in another state */
-            r2_policy_sample(&l->policy, note[R2_TIMING_PLANNED] != 0, note[R2_TIMING_BYTES], ns,
-                             now);
-}
+/* ---- the watching thread */
 
 uint64_t r2_leader_turn(struct r2_leader *l, uint64_t now)
 {
@@ -254,7 +263,6 @@ uint64_t r2_leader_turn(struct r2_leader *l, uint64_t now)
     int differs;
 
     pthread_mutex_lock(&l->lock);
-    sample(l, now);
     if (bytes > 2 * l->planned_bytes) { /* a size that plans were not made for */
         l->planned_bytes = bytes;
         r2_policy_again(&l->policy, now);
@@ -272,25 +280,10 @@ uint64_t r2_leader_turn(struct r2_leader *l, uint64_t now)
     return next;
 }
 
-void r2_leader_time(struct r2_leader *l, uint64_t bytes, bool planned, void *stream)
+void r2_leader_saw(struct r2_leader *l, uint64_t bytes)
 {
-    if (bytes < R2_LEADER_FROM)
-        return;
     if (bytes > atomic_load_explicit(&l->bytes, memory_order_relaxed))
         atomic_store_explicit(&l->bytes, bytes, memory_order_relaxed);
-    if (l->timing)
-        r2_timing_start(l->timing, bytes, planned, stream);
-}
-
-void r2_leader_timed(struct r2_leader *l, void *stream, bool good)
-{
-    if (l->timing)
-        r2_timing_stop(l->timing, stream, good);
-}
-
-void r2_leader_abort(struct r2_leader *l)
-{
-    r2_timing_abort(l->timing);
 }
 
 void r2_leader_counts(struct r2_leader *l, uint32_t *events, uint32_t *rounds)
@@ -303,7 +296,7 @@ void r2_leader_counts(struct r2_leader *l, uint32_t *events, uint32_t *rounds)
 
 /* ---- life */
 
-struct r2_leader *r2_leader_new(struct r2_comm *comm, struct r2_vote *vote, int nranks, int device)
+struct r2_leader *r2_leader_new(struct r2_comm *comm, struct r2_vote *vote, int nranks)
 {
     struct r2_leader *l = calloc(1, sizeof(*l));
 
@@ -311,11 +304,11 @@ struct r2_leader *r2_leader_new(struct r2_comm *comm, struct r2_vote *vote, int 
         return NULL;
     l->ranks = calloc((size_t)nranks, sizeof(*l->ranks));
     l->words = calloc((size_t)nranks, sizeof(*l->words));
-    l->calls = calloc((size_t)nranks, sizeof(*l->calls));
-    if (!l->ranks || !l->words || !l->calls) {
+    l->told = calloc((size_t)nranks, sizeof(*l->told));
+    if (!l->ranks || !l->words || !l->told) {
         free(l->ranks);
         free(l->words);
-        free(l->calls);
+        free(l->told);
         free(l);
         return NULL;
     }
@@ -324,8 +317,6 @@ struct r2_leader *r2_leader_new(struct r2_comm *comm, struct r2_vote *vote, int 
     l->nranks = l->unknown = nranks;
     r2_lock_init(&l->lock);
     r2_policy_init(&l->policy, r2_settings_get()->plan_hold_ns);
-    if (vote && wish() == R2_PLAN_BEST)
-        l->timing = r2_timing_new(device); /* without, plans are not measured */
     return l;
 }
 
@@ -351,11 +342,10 @@ void r2_leader_free(struct r2_leader *l)
 {
     if (!l)
         return;
-    r2_timing_free(l->timing);
     pthread_mutex_destroy(&l->lock);
     free(l->ranks);
     free(l->words);
-    free(l->calls);
+    free(l->told);
     free(l->rank_node);
     free(l);
 }

@@ -69,6 +69,16 @@ void r2_follow_forget(struct r2_follow *f)
     r2_calls_forget(&f->calls);
 }
 
+static void follow_time(struct r2_follow *f, uint64_t bytes, bool ours, void *stream)
+{
+    const uint64_t note[R2_TIMING_NOTES] = {bytes, ours, f->epoch};
+
+    if (f->leader)
+        r2_leader_saw(f->leader, bytes);
+    if (f->timing && f->epoch) /* nothing to compare before the first plan */
+        r2_timing_start(f->timing, note, stream);
+}
+
 /* An AllReduce, between before and after: true, and *result is what the call
  * returns. False: NCCL has it. */
 static bool follow_take(struct r2_follow *f, const uint64_t *word, enum r2_vote_call how,
@@ -79,10 +89,10 @@ static bool follow_take(struct r2_follow *f, const uint64_t *word, enum r2_vote_
     bool ours = f->vote && r2_vote_takes(f->vote, word, how);
 
     /* NCCL runs the others under every plan. Their times would say nothing about a plan. */
-    if (f->leader && how == R2_VOTE_PLAIN &&
+    if (bytes >= R2_LEADER_FROM && how == R2_VOTE_PLAIN &&
         atomic_load_explicit(&f->ready, memory_order_relaxed) &&
         r2_reduce_covers(type, (int)word[R2_WORD_OP]))
-        r2_leader_time(f->leader, bytes, ours, (void *)word[R2_WORD_STREAM]);
+        follow_time(f, bytes, ours, (void *)word[R2_WORD_STREAM]);
     if (f->vote && how != R2_VOTE_GROUPED && !r2_vote_refused(f->vote))
         note_call(f, r2_agree_index(f->agree) + 1, bytes, ours);
     if (ours)
@@ -93,8 +103,8 @@ static bool follow_take(struct r2_follow *f, const uint64_t *word, enum r2_vote_
 /* It is over, whoever took it. */
 static void follow_timed(struct r2_follow *f, void *stream, bool good)
 {
-    if (f->leader)
-        r2_leader_timed(f->leader, stream, good);
+    if (f->timing)
+        r2_timing_stop(f->timing, stream, good);
 }
 
 bool r2_comms_take(struct r2_comm *comm, const uint64_t *word, bool configured, int *result)

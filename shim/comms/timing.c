@@ -148,15 +148,14 @@ struct r2_timing *r2_timing_new(int device)
     return t;
 }
 
-void r2_timing_start(struct r2_timing *t, uint64_t bytes, bool planned, void *stream)
+void r2_timing_start(struct r2_timing *t, const uint64_t note[R2_TIMING_NOTES], void *stream)
 {
     struct r2_device_watch *watch = &t->watches[t->timed % R2_TIMING_WATCHES];
 
     t->now = NULL;
     if (r2_device_watch_start(watch, stream))
         return;
-    watch->note[R2_TIMING_BYTES] = bytes;
-    watch->note[R2_TIMING_PLANNED] = planned;
+    memcpy(watch->note, note, sizeof(watch->note));
     t->now = watch;
 }
 

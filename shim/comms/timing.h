@@ -14,11 +14,10 @@
 
 #define R2_TIMING_WATCHES 16 /* operations that are timed between two looks at them */
 
-/* What stopwatches note: bytes of the operation, whether a plan took it, and when it had not begun
- * (device.h). */
-enum { R2_TIMING_BYTES, R2_TIMING_PLANNED, R2_TIMING_BEGUN, R2_TIMING_NOTES };
-_Static_assert((int)R2_TIMING_BEGUN == R2_DEVICE_BEGUN && (int)R2_TIMING_NOTES == R2_DEVICE_NOTES,
-               "the last note is the stopwatch's");
+/* What stopwatches note: bytes of the operation, whether a plan took it, and the epoch that was in
+ * force. */
+enum { R2_TIMING_BYTES, R2_TIMING_PLANNED, R2_TIMING_EPOCH, R2_TIMING_NOTES };
+_Static_assert((int)R2_TIMING_NOTES == R2_DEVICE_NOTES, "a stopwatch has room for these");
 
 struct r2_timing {
     int device;
@@ -36,7 +35,7 @@ struct r2_timing {
 struct r2_timing *r2_timing_new(int device);
 /* Around an operation that this thread puts on `stream`: what r2_timing_take gives back.
  * Nothing is timed while all watches are in use, or the stream is being captured. */
-void r2_timing_start(struct r2_timing *t, uint64_t bytes, bool planned, void *stream);
+void r2_timing_start(struct r2_timing *t, const uint64_t note[R2_TIMING_NOTES], void *stream);
 /* good false: the operation was refused. */
 void r2_timing_stop(struct r2_timing *t, void *stream, bool good);
 /* The next operation whose time is known: true. One thread, which may hold locks: no call of the

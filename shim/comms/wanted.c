@@ -19,6 +19,20 @@ bool r2_leader_carries(void)
     return r2_leader_always() || r2_settings_get()->plan == R2_PLAN_SETTING_AUTO;
 }
 
+enum r2_plan_wish r2_leader_wish(void)
+{
+    if (r2_leader_always())
+        return R2_PLAN_ALWAYS_DIRECT;
+    switch (r2_settings_get()->mode) {
+    case R2_MODE_ALLREDUCE:
+        return R2_PLAN_WISH_R2CCL;
+    case R2_MODE_OPTIMAL:
+        return R2_PLAN_WISH_DIRECT;
+    default:
+        return R2_PLAN_BEST;
+    }
+}
+
 bool r2_leader_asked(void)
 {
     const char *plan = r2_settings_getenv("R2CCL_PLAN");

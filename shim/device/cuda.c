@@ -134,8 +134,6 @@ int r2_device_watch_start(struct r2_device_watch *w, void *stream)
     if (atomic_load_explicit(&w->state, memory_order_acquire) != IDLE)
         return -EBUSY;
     w->device = r2_device_cuda();
-    w->note[R2_DEVICE_BEGUN] = r2_now_ns();
-    w->not_over_ns = 0;
     if (!w->device) {
         w->begin_ns = r2_now_ns();
         atomic_store_explicit(&w->state, RUNNING, memory_order_relaxed); /* our own thread */
@@ -172,7 +170,6 @@ bool r2_device_watch_asks(const struct r2_device_watch *w)
 
 bool r2_device_watch_poll(struct r2_device_watch *w)
 {
-    uint64_t before = r2_now_ns();
     float ms = 0;
     bool known;
     int rc;
@@ -180,18 +177,13 @@ bool r2_device_watch_poll(struct r2_device_watch *w)
     if (!r2_device_watch_asks(w))
         return false;
     rc = cuda.event_query(w->events[1]);
-    if (rc == CUDA_NOT_READY) {
-        w->not_over_ns = before;
+    if (rc == CUDA_NOT_READY)
         return false;
-    }
     if (rc)
         R2_WARN_ONCE("CUDA's driver does not say how long an operation took (error %d)", rc);
     /* What will never be known (an error of the device that stays) is forgotten. */
     known = rc == 0 && cuda.event_elapsed(&ms, w->events[0], w->events[1]) == 0;
     w->ns = (uint64_t)((double)ms * 1e6);
-    /* What was not over then had not begun so long before; the host may be far ahead of it. */
-    if (w->not_over_ns > w->note[R2_DEVICE_BEGUN] + w->ns)
-        w->note[R2_DEVICE_BEGUN] = w->not_over_ns - w->ns;
     atomic_store_explicit(&w->state, known ? KNOWN : IDLE, memory_order_release);
     return known;
 }

@@ -30,16 +30,13 @@ bool r2_device_capturing(void *stream);
  * on the stream, between other work and without a wait. Three threads share it, one for each task.
  * One starts and stops it. One asks the driver (poll), which may block for as long as another
  * thread's call does. One takes what is known and never waits. */
-/* The last note is the stopwatch's own: a time (r2_now_ns) at which the work had not begun on the
- * device. */
-enum { R2_DEVICE_BEGUN = 2, R2_DEVICE_NOTES };
+#define R2_DEVICE_NOTES 3
 struct r2_device_watch {
     atomic_int state;
     bool device;
     void *events[2];
     uint64_t begin_ns, ns;
-    uint64_t not_over_ns;           /* the driver said so then */
-    uint64_t note[R2_DEVICE_NOTES]; /* the caller's two, between start and stop */
+    uint64_t note[R2_DEVICE_NOTES]; /* the caller's, between start and stop */
 };
 /* 0; -EBUSY: the last time was not read yet, or the stream is being captured; -EIO. */
 int r2_device_watch_start(struct r2_device_watch *w, void *stream);

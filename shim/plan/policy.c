@@ -1,7 +1,5 @@
 #include "plan/policy.h"
 
-#include <string.h>
-
 void r2_policy_init(struct r2_policy *p, uint64_t hold_ns)
 {
     *p = (struct r2_policy){.hold_ns = hold_ns, .plan_ns = UINT64_MAX};
@@ -19,57 +17,19 @@ void r2_policy_event(struct r2_policy *p, bool lost, uint64_t now_ns)
     if (!lost && p->changed_ns && at < p->changed_ns + p->hold_ns)
         at = p->changed_ns + p->hold_ns;
     r2_policy_again(p, at);
-    p->stock = p->plan = (struct r2_policy_times){0};
+    p->epoch = 0;
+    p->slowest = (struct r2_medians){0};
     p->trial = R2_TRIAL_NONE;
     p->from = 0;
-    p->event_ns = now_ns;
 }
 
-/* ---- times */
-
-static int class_of(uint64_t bytes)
-{
-    int c = 0;
-
-    for (bytes >>= 20; bytes > 1 && c < R2_POLICY_CLASSES - 1; bytes >>= 1)
-        c++;
-    return c;
-}
-
-static void put(struct r2_policy_times *t, int c, double each)
-{
-    t->each[c][t->next[c]] = (float)each;
-    t->next[c] = (t->next[c] + 1) % R2_POLICY_SAMPLES;
-    t->seen[c] += t->seen[c] < R2_POLICY_SAMPLES;
-}
-
-static double median(const struct r2_policy_times *t, int c)
-{
-    float sorted[R2_POLICY_SAMPLES];
-    unsigned n = t->seen[c];
-
-    for (unsigned i = 0; i < n; i++) {
-        unsigned at = i;
-
-        for (; at > 0 && sorted[at - 1] > t->each[c][i]; at--)
-            sorted[at] = sorted[at - 1];
-        sorted[at] = t->each[c][i];
-    }
-    return n % 2 ? sorted[n / 2] : n ? (sorted[n / 2 - 1] + sorted[n / 2]) / 2 : 0;
-}
-
-/* ---- what they say */
-
-static bool known(const struct r2_policy *p, int c)
-{
-    return p->plan.seen[c] >= R2_POLICY_SAMPLES;
-}
+/* ---- what times say */
 
 /* Classes that the plan was measured in, and stock was not. */
 static bool stock_lacks(const struct r2_policy *p)
 {
-    for (int c = 0; c < R2_POLICY_CLASSES; c++)
-        if (known(p, c) && p->stock.seen[c] < R2_POLICY_LEAST)
+    for (int c = 0; c < R2_TIMES_CLASSES; c++)
+        if (p->slowest.of[true][c] > 0 && p->slowest.of[false][c] <= 0)
             return true;
     return false;
 }
@@ -79,10 +39,10 @@ static uint64_t slower_below(const struct r2_policy *p)
 {
     uint64_t from = 0;
 
-    for (int c = 0; c < R2_POLICY_CLASSES; c++)
-        if (known(p, c) && p->stock.seen[c] >= R2_POLICY_LEAST &&
-            median(&p->plan, c) > R2_POLICY_SLOWER * median(&p->stock, c))
-            from = c == R2_POLICY_CLASSES - 1 ? UINT64_MAX : UINT64_C(2) << (20 + c);
+    for (int c = 0; c < R2_TIMES_CLASSES; c++)
+        if (p->slowest.of[false][c] > 0 &&
+            p->slowest.of[true][c] > R2_POLICY_SLOWER * p->slowest.of[false][c])
+            from = r2_times_behind(c);
     return from;
 }
 
@@ -104,16 +64,16 @@ static void judge(struct r2_policy *p, uint64_t now_ns)
     }
 }
 
-void r2_policy_sample(struct r2_policy *p, bool planned, uint64_t bytes, uint64_t ns,
-                      uint64_t now_ns)
+static void keep(float kept[], const float known[])
 {
-    if (bytes == 0)
-        return;
-    if (p->skip > 0) {
-        p->skip--;
-        return;
-    }
-    put(planned ? &p->plan : &p->stock, class_of(bytes), (double)ns / (double)bytes);
+    for (int c = 0; c < R2_TIMES_CLASSES; c++)
+        kept[c] = known[c] > 0 ? known[c] : kept[c];
+}
+
+void r2_policy_measured(struct r2_policy *p, const struct r2_medians *slowest, uint64_t now_ns)
+{
+    keep(p->slowest.of[false], slowest->of[false]);
+    keep(p->slowest.of[true], slowest->of[true]);
     judge(p, now_ns);
 }
 
@@ -122,11 +82,11 @@ bool r2_policy_trial(const struct r2_policy *p)
     return p->trial == R2_TRIAL_WANTED || p->trial == R2_TRIAL_RUNS;
 }
 
-void r2_policy_changed(struct r2_policy *p, bool planned, uint64_t now_ns)
+void r2_policy_changed(struct r2_policy *p, bool planned, uint64_t epoch, uint64_t now_ns)
 {
     p->planned = planned;
     p->changed_ns = now_ns;
-    p->skip = R2_POLICY_SKIP;
+    p->epoch = epoch;
     if (p->trial == R2_TRIAL_WANTED && !planned) {
         p->trial = R2_TRIAL_RUNS;
         p->trial_ns = now_ns;

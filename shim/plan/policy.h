@@ -4,10 +4,11 @@
  * waits until the last change has held for a while: a NIC that flaps changes the plan no more often
  * than that.
  *
- * Measured: the newest operations under stock and under the plan, in the same state of the nodes,
- * by size. A class is a power of two. Medians are compared. Where the plan is slower in a class, it
- * is given up for that size and all below: `from` grows. Where stock was not measured in a class in
- * which the plan was, the plan makes way for a few operations, once in a state.
+ * Measured: operations under stock and under the plan, in the same state of the nodes, by size
+ * (plan/times.h). What ran before the plan for this state was agreed does not count. Where the plan
+ * is slower in a class, it is given up for that size and all below: `from` grows. Where stock was
+ * not measured in a class in which the plan was, the plan makes way for a few operations, once in a
+ * state.
  */
 #ifndef R2_PLAN_POLICY_H
 #define R2_PLAN_POLICY_H
@@ -15,20 +16,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define R2_POLICY_SAMPLES 20 /* of a class; the newest count */
-#define R2_POLICY_LEAST 5    /* fewer say nothing about stock */
-#define R2_POLICY_CLASSES 16 /* the first is up to 2 MiB */
+#include "plan/times.h"
+
 #define R2_POLICY_SLOWER 1.05
-#define R2_POLICY_SKIP 2                          /* first operations after a change */
 #define R2_POLICY_COALESCE_NS UINT64_C(100000000) /* after a change of the nodes */
 #define R2_POLICY_TRIAL_NS UINT64_C(10000000000)  /* stock is measured no longer */
-
-/* Times by class of size: the newest ones, ns per byte. */
-struct r2_policy_times {
-    unsigned seen[R2_POLICY_CLASSES]; /* stays at R2_POLICY_SAMPLES */
-    unsigned next[R2_POLICY_CLASSES];
-    float each[R2_POLICY_CLASSES][R2_POLICY_SAMPLES];
-};
 
 enum r2_policy_trial { R2_TRIAL_NONE, R2_TRIAL_WANTED, R2_TRIAL_RUNS, R2_TRIAL_OVER };
 
@@ -36,11 +28,10 @@ struct r2_policy {
     uint64_t hold_ns;
     uint64_t plan_ns;    /* plan again then; UINT64_MAX: no need */
     uint64_t changed_ns; /* when what runs was agreed last; 0: never */
-    uint64_t event_ns;   /* of the newest event: what began before it was in another state */
     bool planned;        /* a plan is in force, no stock */
-    unsigned skip;       /* so many samples still */
     /* in this state of the nodes */
-    struct r2_policy_times stock, plan;
+    uint64_t epoch; /* of what runs; 0: it was agreed for another state */
+    struct r2_medians slowest;
     enum r2_policy_trial trial;
     uint64_t trial_ns; /* since then it runs */
     uint64_t from;     /* the plan was slower below */
@@ -55,10 +46,10 @@ void r2_policy_again(struct r2_policy *p, uint64_t at_ns);
 bool r2_policy_due(struct r2_policy *p, uint64_t now_ns);
 /* Whether stock is to run, so that it is measured. */
 bool r2_policy_trial(const struct r2_policy *p);
-/* A plan (or stock, false) is in force. */
-void r2_policy_changed(struct r2_policy *p, bool planned, uint64_t now_ns);
-/* An operation that the plan took, or that it might have taken. */
-void r2_policy_sample(struct r2_policy *p, bool planned, uint64_t bytes, uint64_t ns,
-                      uint64_t now_ns);
+/* A plan (or stock, false) is in force, `epoch` from 1. */
+void r2_policy_changed(struct r2_policy *p, bool planned, uint64_t epoch, uint64_t now_ns);
+/* What is known of operations under p->epoch, which is not 0: the slowest rank's median of each
+ * class, 0 where a rank has none. */
+void r2_policy_measured(struct r2_policy *p, const struct r2_medians *slowest, uint64_t now_ns);
 
 #endif

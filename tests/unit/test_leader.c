@@ -82,43 +82,29 @@ void r2_watch_journal(const char *text)
 
 void r2_watch_wake(void) {}
 
-struct r2_timing *r2_timing_new(int device)
-{
-    (void)device;
-    return NULL;
-}
-
-void r2_timing_start(struct r2_timing *t, uint64_t bytes, bool planned, void *stream)
-{
-    (void)t, (void)bytes, (void)planned, (void)stream;
-}
-
-void r2_timing_stop(struct r2_timing *t, void *stream, bool good)
-{
-    (void)t, (void)stream, (void)good;
-}
-
-bool r2_timing_take(struct r2_timing *t, uint64_t *ns, uint64_t note[R2_TIMING_NOTES])
-{
-    (void)t, (void)ns, (void)note;
-    return false;
-}
-
-void r2_timing_abort(struct r2_timing *t)
-{
-    (void)t;
-}
-
-void r2_timing_free(struct r2_timing *t)
-{
-    (void)t;
-}
-
 /* ---- the bed */
 
 static const int rank_node[RANKS] = {0, 1, 2, 3, 0, 1, 2, 3};
 static struct r2_comm comm;
 static int dummy;
+
+static uint64_t epochs;
+
+static void decided(struct r2_leader *l, bool committed)
+{
+    r2_leader_decided(l, ++epochs, committed);
+}
+
+/* What a rank has measured of operations in the class of 2 MiB, or of 64 MiB. */
+static void times(struct r2_leader *l, int rank, bool planned, uint64_t bytes, float median)
+{
+    struct r2_agree_report report = {.share = FULL};
+    struct r2_leader_word word = {.epoch = epochs};
+
+    word.medians.of[planned][bytes == 2 * MIB ? 1 : 6] = median;
+    memcpy(report.words, &word, sizeof(word));
+    r2_leader_reported(l, rank, &report);
+}
 
 static void report(struct r2_leader *l, int rank, uint32_t share, uint32_t flags)
 {
@@ -140,7 +126,7 @@ static struct r2_leader *start_without(void)
     struct r2_leader *l;
 
     memset(&seen, 0, sizeof(seen));
-    l = r2_leader_new(&comm, (struct r2_vote *)&dummy, RANKS, 0);
+    l = r2_leader_new(&comm, (struct r2_vote *)&dummy, RANKS);
     CHECK(l != NULL && r2_leader_ready(l, rank_node, NODES));
     for (int r = 0; r < RANKS; r++)
         report(l, r, FULL, 0);
@@ -153,7 +139,7 @@ static struct r2_leader *start(void)
 {
     struct r2_leader *l = start_without();
 
-    r2_leader_time(l, 64 * MIB, false, NULL);
+    r2_leader_saw(l, 64 * MIB);
     return l;
 }
 
@@ -162,12 +148,11 @@ TEST(no_allreduce_yet)
 {
     struct r2_leader *l = start_without();
 
-    r2_leader_time(l, MIB - 4, false, NULL);
     report(l, 1, FULL / 2, 0);
     turn(l);
     CHECK_EQ(seen.invitations, 0);
     CHECK(strstr(seen.cause, "no AllReduce of 1 MiB or more yet"));
-    r2_leader_time(l, MIB, false, NULL);
+    r2_leader_saw(l, MIB);
     turn(l);
     CHECK_EQ(seen.invitations, 1);
     r2_leader_free(l);
@@ -191,20 +176,20 @@ TEST(a_loss_and_a_return)
     CHECK_EQ(seen.plan.schedule, R2_PLAN_DIRECT);
     CHECK_EQ(seen.plan.weights[1], 0);
     CHECK(strstr(seen.cause, "direct: 1 of 4 nodes degraded, node 1 keeps 50 %"));
-    r2_leader_decided(l, true);
+    decided(l, true);
     turn(l);
     CHECK_EQ(seen.proposals, 1);
     report(l, 2, FULL / 2, 0); /* another one: other weights, and no connecting */
     turn(l);
     CHECK_EQ(seen.proposals, 2);
     CHECK_EQ(seen.plan.weights[2], seen.plan.weights[1]);
-    r2_leader_decided(l, true);
+    decided(l, true);
     report(l, 1, FULL, 0);
     report(l, 2, FULL, 0);
     turn(l);
     CHECK_EQ(seen.proposals, 3);
     CHECK_EQ(seen.plan.schedule, R2_PLAN_STOCK);
-    r2_leader_decided(l, true);
+    decided(l, true);
     turn(l);
     CHECK_EQ(seen.proposals, 3);
     CHECK(seen.invitations <= 2);
@@ -223,11 +208,11 @@ TEST(what_is_refused_is_proposed_again)
     seen.refuse = 0;
     turn(l);
     CHECK_EQ(seen.proposals, 1);
-    r2_leader_decided(l, false);
+    decided(l, false);
     CHECK_EQ(l->force.schedule, R2_PLAN_STOCK);
     turn(l);
     CHECK_EQ(seen.proposals, 2);
-    r2_leader_decided(l, true);
+    decided(l, true);
     CHECK_EQ(l->force.schedule, R2_PLAN_DIRECT);
     r2_leader_free(l);
 }
@@ -255,7 +240,7 @@ static struct r2_leader *with_plan(void)
     report(l, 1, FULL / 2, 0);
     turn(l);
     CHECK_EQ(seen.plan.schedule, R2_PLAN_DIRECT);
-    r2_leader_decided(l, true);
+    decided(l, true);
     turn(l);
     return l;
 }
@@ -268,35 +253,92 @@ TEST(plan_off)
     turn(l);
     CHECK_EQ(seen.plan.schedule, R2_PLAN_STOCK);
     CHECK(strstr(seen.cause, "plan off"));
-    r2_leader_decided(l, true);
+    decided(l, true);
     report(l, 3, FULL, 0);
     turn(l);
     CHECK_EQ(seen.plan.schedule, R2_PLAN_DIRECT);
     r2_leader_free(l);
 }
 
+static void all_times(struct r2_leader *l, bool planned, uint64_t bytes, float median)
+{
+    for (int r = 0; r < RANKS; r++)
+        times(l, r, planned, bytes, median);
+}
+
+/* The plan makes way for stock, which takes `median`; then it, or another, is in force. */
+static void compare_with(struct r2_leader *l, uint64_t bytes, float median, float slowest)
+{
+    turn(l);
+    CHECK_EQ(seen.plan.schedule, R2_PLAN_STOCK);
+    CHECK(strstr(seen.cause, "timed beside direct"));
+    decided(l, true);
+    for (int r = 0; r < RANKS; r++)
+        times(l, r, false, bytes, r == 5 ? slowest : median);
+    turn(l);
+    decided(l, true);
+    turn(l);
+}
+
 /* Measured slower: given up; a size above that keeps it. */
 TEST(slower)
 {
     struct r2_leader *l = with_plan();
-    int before = seen.proposals;
 
-    for (int i = 0; i < 30; i++) {
-        r2_policy_sample(&l->policy, false, 2 * MIB, 100, S);
-        r2_policy_sample(&l->policy, true, 2 * MIB, 200, S);
-    }
-    turn(l);
-    CHECK_EQ(seen.proposals, before + 1);
+    all_times(l, true, 2 * MIB, 200);
+    compare_with(l, 2 * MIB, 100, 100);
     CHECK_EQ(seen.plan.schedule, R2_PLAN_DIRECT);
     CHECK_EQ(seen.plan.from_bytes, 4 * MIB);
-    r2_leader_decided(l, true);
-    for (int i = 0; i < 30; i++) {
-        r2_policy_sample(&l->policy, false, 64 * MIB, 100, S);
-        r2_policy_sample(&l->policy, true, 64 * MIB, 200, S);
-    }
-    turn(l);
+    r2_leader_free(l);
+
+    l = with_plan();
+    all_times(l, true, 64 * MIB, 200);
+    compare_with(l, 64 * MIB, 100, 100);
     CHECK_EQ(seen.plan.schedule, R2_PLAN_STOCK);
     CHECK(strstr(seen.cause, "was slower"));
+    r2_leader_free(l);
+}
+
+/* It is slower only if it is so for the slowest rank, and nothing is known before all have told. */
+TEST(the_slowest_rank_counts)
+{
+    struct r2_leader *l = with_plan();
+    int before = seen.proposals;
+
+    for (int r = 0; r < RANKS - 1; r++)
+        times(l, r, true, 64 * MIB, 200);
+    turn(l);
+    CHECK_EQ(seen.proposals, before);
+    times(l, RANKS - 1, true, 64 * MIB, 200);
+    compare_with(l, 64 * MIB, 100, 250);
+    CHECK_EQ(seen.plan.schedule, R2_PLAN_DIRECT);
+    CHECK_EQ(seen.plan.from_bytes, R2_LEADER_FROM);
+    r2_leader_free(l);
+}
+
+/* After a change of the nodes the plan in force is that of the state before: its times say nothing,
+ * and no more do those of a plan that was proposed before the change. */
+TEST(times_of_another_state)
+{
+    struct r2_leader *l = with_plan();
+    int before = seen.proposals;
+
+    report(l, 1, FULL * 3 / 4, 0);
+    r2_leader_turn(l, r2_now_ns()); /* the return waits: the old plan goes on */
+    all_times(l, true, 64 * MIB, 200);
+    r2_leader_turn(l, r2_now_ns());
+    CHECK_EQ(seen.proposals, before);
+    turn(l);
+    CHECK_EQ(seen.proposals, before + 1);
+    report(l, 2, FULL / 2, 0);
+    decided(l, true);
+    all_times(l, true, 64 * MIB, 200);
+    CHECK(!r2_policy_trial(&l->policy));
+    turn(l);
+    CHECK_EQ(seen.plan.schedule, R2_PLAN_DIRECT);
+    decided(l, true);
+    all_times(l, true, 64 * MIB, 200);
+    CHECK(r2_policy_trial(&l->policy));
     r2_leader_free(l);
 }
 
@@ -308,7 +350,7 @@ static void stands(struct r2_leader *l, int rank, uint64_t bytes)
     struct r2_agree_report report = {.share = FULL};
     struct r2_calls calls = {.of = {{8, bytes, bytes >= R2_VOTE_FROM}}};
 
-    memcpy(report.calls, &calls, sizeof(calls));
+    memcpy(report.words, &calls, sizeof(calls));
     r2_leader_reported(l, rank, &report);
 }
 
@@ -344,12 +386,12 @@ TEST(equal_calls_are_no_error)
 
 TEST(reports)
 {
-    struct r2_leader *l = r2_leader_new(&comm, (struct r2_vote *)&dummy, RANKS, 0);
+    struct r2_leader *l = r2_leader_new(&comm, (struct r2_vote *)&dummy, RANKS);
     uint32_t events, rounds;
 
     CHECK(l != NULL && r2_leader_ready(l, rank_node, NODES));
     memset(&seen, 0, sizeof(seen));
-    r2_leader_time(l, MIB, false, NULL);
+    r2_leader_saw(l, MIB);
     report(l, 1, FULL / 2, 0);
     report(l, -1, FULL / 2, 0);
     report(l, RANKS, FULL / 2, 0);
