@@ -268,6 +268,8 @@ static void take_times(struct r2_follow *f)
     while (f->timing && r2_timing_take(f->timing, &ns, note))
         r2_times_add(&f->times, note[R2_TIMING_EPOCH], note[R2_TIMING_PLANNED] != 0,
                      note[R2_TIMING_BYTES], ns);
+    /* Relaxed: who sees an older one times an operation too many. */
+    atomic_store_explicit(&f->timed, r2_times_done(&f->times), memory_order_relaxed);
 }
 
 /* Whether rank 0 knows less than that. Calls alone are no news, nor is an unknown capacity. */

@@ -27,6 +27,7 @@ struct r2_follow {
     struct r2_leader *leader; /* rank 0, where there may be plans */
     struct r2_timing *timing; /* NULL: this rank measures nothing */
     struct r2_times times;    /* the watching thread's */
+    _Atomic uint64_t timed;   /* what is known of them, for the application's thread */
 
     uint64_t epoch; /* of the plan in force; the application's thread */
 

@@ -132,6 +132,14 @@ static void pursue(struct r2_leader *l, const struct r2_plan_choice *c, uint64_t
     }
 }
 
+/* What runs is what the planner wants, and its times count. They do not if it was agreed for
+ * another state of the nodes: agreed once more it has another epoch. */
+static bool in_force(const struct r2_leader *l, const struct r2_plan *plan)
+{
+    return r2_plan_same(plan, &l->force) &&
+           (l->policy.epoch || !l->policy.planned || r2_leader_wish() != R2_PLAN_BEST);
+}
+
 static void plan(struct r2_leader *l, uint64_t now)
 {
     struct r2_plan_choice choice;
@@ -139,7 +147,7 @@ static void plan(struct r2_leader *l, uint64_t now)
     choose(l, &choice);
     if (!r2_leader_carries()) {
         shadow(l, &choice);
-    } else if (!r2_plan_same(&choice.plan, &l->force)) {
+    } else if (!in_force(l, &choice.plan)) {
         if (r2_vote_state(l->vote) != R2_VOTE_NO) /* else that has said why */
             say(l, NULL, choice.why);
         pursue(l, &choice, now);

@@ -75,7 +75,9 @@ static void follow_time(struct r2_follow *f, uint64_t bytes, bool ours, void *st
 
     if (f->leader)
         r2_leader_saw(f->leader, bytes);
-    if (f->timing && f->epoch) /* nothing to compare before the first plan */
+    if (f->timing && f->epoch && /* there is nothing to compare before the first plan */
+        r2_times_needs(atomic_load_explicit(&f->timed, memory_order_relaxed), f->epoch, ours,
+                       bytes))
         r2_timing_start(f->timing, note, stream);
 }
 

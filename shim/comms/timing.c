@@ -148,9 +148,16 @@ struct r2_timing *r2_timing_new(int device)
     return t;
 }
 
+/* Relaxed: who takes times sees what a watch's state says; a count of a moment ago gives another
+ * order at most. */
+static unsigned count(struct r2_timing *t)
+{
+    return atomic_load_explicit(&t->timed, memory_order_relaxed);
+}
+
 void r2_timing_start(struct r2_timing *t, const uint64_t note[R2_TIMING_NOTES], void *stream)
 {
-    struct r2_device_watch *watch = &t->watches[t->timed % R2_TIMING_WATCHES];
+    struct r2_device_watch *watch = &t->watches[count(t) % R2_TIMING_WATCHES];
 
     t->now = NULL;
     if (r2_device_watch_start(watch, stream))
@@ -167,13 +174,15 @@ void r2_timing_stop(struct r2_timing *t, void *stream, bool good)
         t->polled = add(t); /* not again, where no thread can be started: a watch stays in use */
     r2_device_watch_stop(t->now, stream, good);
     t->now = NULL;
-    t->timed++;
+    atomic_store_explicit(&t->timed, count(t) + 1, memory_order_relaxed);
 }
 
 bool r2_timing_take(struct r2_timing *t, uint64_t *ns, uint64_t note[R2_TIMING_NOTES])
 {
-    for (int i = 0; i < R2_TIMING_WATCHES; i++)
-        if (r2_device_watch_take(&t->watches[i], ns, note))
+    unsigned oldest = count(t);
+
+    for (unsigned i = 0; i < R2_TIMING_WATCHES; i++)
+        if (r2_device_watch_take(&t->watches[(oldest + i) % R2_TIMING_WATCHES], ns, note))
             return true;
     return false;
 }

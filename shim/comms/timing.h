@@ -7,6 +7,7 @@
 #ifndef R2_COMMS_TIMING_H
 #define R2_COMMS_TIMING_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -23,7 +24,7 @@ struct r2_timing {
     int device;
     struct r2_device_watch watches[R2_TIMING_WATCHES];
     /* the thread that times */
-    unsigned timed; /* operations that a watch was started for */
+    atomic_uint timed; /* operations that a watch was started for */
     struct r2_device_watch *now;
     bool polled;     /* the process's thread knows it */
     atomic_int turn; /* whose the driver's part is: timing.c */
@@ -38,7 +39,7 @@ struct r2_timing *r2_timing_new(int device);
 void r2_timing_start(struct r2_timing *t, const uint64_t note[R2_TIMING_NOTES], void *stream);
 /* good false: the operation was refused. */
 void r2_timing_stop(struct r2_timing *t, void *stream, bool good);
-/* The next operation whose time is known: true. One thread, which may hold locks: no call of the
+/* The oldest operation whose time is known: true. One thread, which may hold locks: no call of the
  * driver, no wait. */
 bool r2_timing_take(struct r2_timing *t, uint64_t *ns, uint64_t note[R2_TIMING_NOTES]);
 /* Its communicator is being aborted: r2_timing_free makes no call of the driver. */

@@ -90,7 +90,7 @@ void r2_policy_changed(struct r2_policy *p, bool planned, uint64_t epoch, uint64
     if (p->trial == R2_TRIAL_WANTED && !planned) {
         p->trial = R2_TRIAL_RUNS;
         p->trial_ns = now_ns;
-        r2_policy_again(p, now_ns + R2_POLICY_TRIAL_NS);
+        r2_policy_again(p, now_ns);
     }
 }
 
@@ -101,5 +101,7 @@ bool r2_policy_due(struct r2_policy *p, uint64_t now_ns)
     p->plan_ns = UINT64_MAX;
     if (p->trial == R2_TRIAL_RUNS && now_ns >= p->trial_ns + R2_POLICY_TRIAL_NS)
         p->trial = R2_TRIAL_OVER;
+    else if (p->trial == R2_TRIAL_RUNS) /* whatever this was due for, that has an end */
+        r2_policy_again(p, p->trial_ns + R2_POLICY_TRIAL_NS);
     return true;
 }

@@ -14,6 +14,23 @@ uint64_t r2_times_behind(int class)
     return class == R2_TIMES_CLASSES - 1 ? UINT64_MAX : UINT64_C(2) << (20 + class);
 }
 
+uint64_t r2_times_done(const struct r2_times *t)
+{
+    uint64_t bits = 0;
+
+    for (int c = 0; c < R2_TIMES_CLASSES; c++)
+        bits |= (uint64_t)(t->known.of[false][c] > 0) << c | (uint64_t)(t->known.of[true][c] > 0)
+                                                                 << (R2_TIMES_CLASSES + c);
+    return t->epoch << 32 | bits;
+}
+
+bool r2_times_needs(uint64_t done, uint64_t epoch, bool planned, uint64_t bytes)
+{
+    int bit = class_of(bytes) + (planned ? R2_TIMES_CLASSES : 0);
+
+    return (uint32_t)epoch != done >> 32 || !(done >> bit & 1);
+}
+
 static float median(float *each, unsigned n)
 {
     for (unsigned i = 1; i < n; i++) {

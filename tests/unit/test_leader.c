@@ -260,6 +260,43 @@ TEST(plan_off)
     r2_leader_free(l);
 }
 
+/* All have times, but for a size that does not come again: the plan returns after a while. */
+TEST(a_trial_has_an_end)
+{
+    struct r2_leader *l = with_plan();
+    uint64_t now;
+
+    for (int r = 0; r < RANKS; r++)
+        times(l, r, true, 64 * MIB, 200);
+    now = r2_now_ns();
+    r2_leader_turn(l, now);
+    CHECK_EQ(seen.plan.schedule, R2_PLAN_STOCK);
+    decided(l, true);
+    for (int i = 0; i <= 120; i++)
+        r2_leader_turn(l, now + (uint64_t)i * S / 10);
+    CHECK_EQ(seen.plan.schedule, R2_PLAN_DIRECT);
+    r2_leader_free(l);
+}
+
+/* The same plan for what is another state: it is agreed once more, so that its times count. */
+TEST(the_same_plan_again)
+{
+    struct r2_leader *l = with_plan();
+    int before = seen.proposals;
+
+    report(l, 1 + NODES, FULL / 2, 0); /* the node's other rank has seen it later */
+    turn(l);
+    CHECK_EQ(seen.proposals, before + 1);
+    CHECK_EQ(seen.plan.schedule, R2_PLAN_DIRECT);
+    decided(l, true);
+    turn(l);
+    CHECK_EQ(seen.proposals, before + 1);
+    for (int r = 0; r < RANKS; r++)
+        times(l, r, true, 64 * MIB, 200);
+    CHECK(r2_policy_trial(&l->policy));
+    r2_leader_free(l);
+}
+
 static void all_times(struct r2_leader *l, bool planned, uint64_t bytes, float median)
 {
     for (int r = 0; r < RANKS; r++)

@@ -112,6 +112,8 @@ TEST(trial_ends)
     told(&p, true, 6, 1000);
     CHECK(r2_policy_due(&p, 2 * S));
     r2_policy_changed(&p, false, 2, 2 * S);
+    r2_policy_again(&p, 2 * S); /* as the leader does */
+    CHECK(r2_policy_due(&p, 2 * S));
     CHECK(!r2_policy_due(&p, 2 * S + R2_POLICY_TRIAL_NS - 1));
     CHECK(r2_policy_trial(&p));
     CHECK(r2_policy_due(&p, 2 * S + R2_POLICY_TRIAL_NS));
@@ -145,6 +147,21 @@ TEST(medians_of_the_first_ones)
     sample(&t, 1, true, UINT64_C(1) << 40, 5, R2_TIMES_PLAN);
     CHECK(t.known.of[true][R2_TIMES_CLASSES - 1] == 5);
     CHECK(r2_times_behind(R2_TIMES_CLASSES - 1) == UINT64_MAX);
+}
+
+TEST(what_is_known_is_not_timed)
+{
+    struct r2_times t = {0};
+    uint64_t epoch = (UINT64_C(1) << 32) + 7; /* its low half tells it apart */
+
+    CHECK(r2_times_needs(r2_times_done(&t), epoch, true, 4 * MIB));
+    sample(&t, epoch, true, 4 * MIB, 2, R2_TIMES_SKIP + R2_TIMES_PLAN);
+    CHECK(!r2_times_needs(r2_times_done(&t), epoch, true, 4 * MIB));
+    CHECK(r2_times_needs(r2_times_done(&t), epoch, false, 4 * MIB));
+    CHECK(r2_times_needs(r2_times_done(&t), epoch, true, 8 * MIB));
+    CHECK(r2_times_needs(r2_times_done(&t), epoch + 1, true, 4 * MIB));
+    sample(&t, epoch, false, UINT64_C(1) << 40, 2, R2_TIMES_STOCK);
+    CHECK(!r2_times_needs(r2_times_done(&t), epoch, false, UINT64_C(1) << 40));
 }
 
 TEST(an_epoch_begins_anew)

@@ -39,8 +39,10 @@ static int next_of(const struct r2_sched_path *self, const struct r2_sched_path 
 
     for (int i = 0; i < n; i++)
         paths[1 + i] = others[i];
-    for (int i = 0; i <= n; i++)
+    for (int i = 0; i <= n; i++) {
         paths[i].chunk = CHUNK;
+        paths[i].takes = true;
+    }
     return r2_sched_next(paths, 1 + n, &(struct r2_sched_bytes){.waiting = waiting}) - 1;
 }
 
@@ -467,6 +469,9 @@ TEST(trial)
     struct r2_sched_bytes bytes = {.waiting = CHUNK};
 
     CHECK(r2_sched_next(paths, 2, &bytes) == 1);
+    paths[1].takes = false; /* nobody would ask it again */
+    CHECK(r2_sched_next(paths, 2, &bytes) == 0);
+    paths[1].takes = true;
     bytes.trial = true;
     CHECK(r2_sched_next(paths, 2, &bytes) == 0);
     bytes.any_nic = true;

@@ -47,7 +47,7 @@ static int faster(const struct r2_sched_path paths[], int n, int self, uint64_t 
     for (int i = 0; i < n && mine; i++) {
         uint64_t theirs = r2_sched_done(&paths[i], len);
 
-        if (i == self || !theirs || theirs >= mine)
+        if (i == self || !paths[i].takes || !theirs || theirs >= mine)
             continue;
         bytes += paths[i].inflight;
         rates += paths[i].rate;
