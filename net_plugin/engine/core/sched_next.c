@@ -66,7 +66,11 @@ static int least_ahead(const struct r2_sched_path paths[], int n)
     int least = 0;
 
     for (int i = 1; i < n; i++) {
-        if (paths[i].takes && r2_sched_ahead(&paths[i]) < r2_sched_ahead(&paths[least]))
+        const struct r2_sched_path *best = &paths[least];
+
+        if (!paths[i].takes || (paths[i].left && !best->left))
+            continue;
+        if ((best->left && !paths[i].left) || r2_sched_ahead(&paths[i]) < r2_sched_ahead(best))
             least = i;
     }
     return least;
