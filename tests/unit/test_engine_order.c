@@ -27,6 +27,15 @@ static unsigned asked(unsigned chunks)
     return nics;
 }
 
+/* I/O thread 0 looks every 20 ms. */
+#define AWAIT_LEFT(peer, nics)                                                                     \
+    do {                                                                                           \
+        for (int i_ = 0; i_ < 1000 && atomic_load(&(peer)->leave.leaves) != (nics); i_++) {        \
+            usleep(1000);                                                                          \
+        }                                                                                          \
+        CHECK_EQ(atomic_load(&(peer)->leave.leaves), (nics));                                      \
+    } while (0)
+
 TEST(nearer_ones_first)
 {
     CHECK_EQ(asked(EACH), 1u << 0);
@@ -146,6 +155,38 @@ TEST(busy_at_the_peer)
         atomic_fetch_sub(carry, peers - 1);
         for (int i = 1; i < NICS; i++)
             atomic_fetch_sub(&r2_eng.inflight[i], 3 * CHUNK);
+        remote_end(&r);
+    }
+}
+
+/* Another peer is reached over NIC 0 alone, and needs all of it: bytes that any NIC may take leave
+ * it, though it is idle at the moment. */
+TEST(left_to_a_peer_without_others)
+{
+    for (int any = 0; any < 2; any++) {
+        struct remote few;
+        struct r2_bulk bulk;
+        int before[NICS];
+
+        begin();
+        remote_new(&few, true, NICS);
+        CHECK(remote_open(&few, 1));
+        few.conn->first = R2_ANY_NIC;
+        r.conn->first = any ? R2_ANY_NIC : 0;
+        for (int i = 1; i < NICS; i++)
+            atomic_fetch_add(&r2_eng.inflight[i], 8 * CHUNK);
+        send_beside((const uint64_t[NICS]){0}, 64, EACH * NICS, before);
+        CHECK(r2_up_next_chunk(ep[0]->params.owner, ep[0], &bulk));
+        CHECK_EQ(atomic_load(&r.conn->peer->leave.bytes), any ? CHUNK : 0);
+        atomic_fetch_add(&few.conn->peer->leave.bytes,
+                         CHUNK); /* as much, which only that NIC takes */
+        AWAIT_LEFT(r.conn->peer, any ? 1 : 0);
+        CHECK_EQ(atomic_load(&few.conn->peer->leave.leaves), 0);
+        CHECK_EQ(r2_up_next_chunk(ep[0]->params.owner, ep[0], &bulk), !any);
+        CHECK(r2_up_next_chunk(ep[2]->params.owner, ep[2], &bulk));
+        for (int i = 1; i < NICS; i++)
+            atomic_fetch_sub(&r2_eng.inflight[i], 8 * CHUNK);
+        remote_end(&few);
         remote_end(&r);
     }
 }

@@ -2,7 +2,7 @@
 
 #include <stdbool.h>
 
-#define NEXT_TO_NOTHING (1 / 32.0)
+#define NEXT_TO_NOTHING (1 / 8.0) /* of what it would get if there were no others */
 
 struct nic {
     double load; /* bytes so far */
@@ -29,7 +29,7 @@ static double level_of(const struct nic nic[], uint32_t nics, double bytes)
         }
         level = load / speed;
         for (int i = 0; i < R2_LEAVE_NICS; i++) {
-            if (of >> i & 1 && nic[i].load > level * nic[i].speed) {
+            if (of >> i & 1 && nic[i].load > level * nic[i].speed + 1) { /* one byte: rounding */
                 of &= ~(1u << i);
                 more = true;
             }
@@ -40,15 +40,17 @@ static double level_of(const struct nic nic[], uint32_t nics, double bytes)
 
 static uint32_t deal(struct nic nic[], uint32_t nics, double bytes)
 {
-    double level = level_of(nic, nics, bytes);
+    double level = level_of(nic, nics, bytes), speed = 0;
     uint32_t leaves = 0;
 
+    for (int i = 0; i < R2_LEAVE_NICS; i++)
+        speed += nics >> i & 1 ? nic[i].speed : 0;
     for (int i = 0; i < R2_LEAVE_NICS; i++) {
         double gets = level * nic[i].speed - nic[i].load;
 
         if (!(nics >> i & 1))
             continue;
-        if (gets < NEXT_TO_NOTHING * bytes)
+        if (gets < NEXT_TO_NOTHING * bytes * nic[i].speed / speed)
             leaves |= 1u << i;
         nic[i].load += gets > 0 ? gets : 0;
     }
