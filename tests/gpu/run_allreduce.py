@@ -335,7 +335,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     p.add_argument("--min", default="64M")
     p.add_argument("--max", default="512M")
     p.add_argument("--factor", type=int, default=2, help="between sizes")
-    p.add_argument("--cycles", type=int, default=3, help="operations of each size and state")
+    p.add_argument("--cycles", type=int, default=10, help="operations of each size and state")
     p.add_argument("--turns", type=int, default=2)
     p.add_argument("--states", type=words_list, default=["healthy", "half", "two"],
                    help="of healthy,one,pair,mixed,half,two,three, in this order within a job")
