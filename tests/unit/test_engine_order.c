@@ -159,9 +159,9 @@ TEST(busy_at_the_peer)
     }
 }
 
-/* Another peer is reached over NIC 0 alone, and needs all of it: bytes that any NIC may take leave
- * it, though it is idle at the moment. */
-TEST(left_to_a_peer_without_others)
+/* Another peer is reached over NIC 0 alone, and gets as much: that NIC is left to it by bytes that
+ * any NIC may take, not by others. */
+TEST(leaves_a_nic)
 {
     for (int any = 0; any < 2; any++) {
         struct remote few;
@@ -171,22 +171,35 @@ TEST(left_to_a_peer_without_others)
         begin();
         remote_new(&few, true, NICS);
         CHECK(remote_open(&few, 1));
-        few.conn->first = R2_ANY_NIC;
         r.conn->first = any ? R2_ANY_NIC : 0;
-        for (int i = 1; i < NICS; i++)
-            atomic_fetch_add(&r2_eng.inflight[i], 8 * CHUNK);
         send_beside((const uint64_t[NICS]){0}, 64, EACH * NICS, before);
         CHECK(r2_up_next_chunk(ep[0]->params.owner, ep[0], &bulk));
         CHECK_EQ(atomic_load(&r.conn->peer->leave.bytes), any ? CHUNK : 0);
-        atomic_fetch_add(&few.conn->peer->leave.bytes,
-                         CHUNK); /* as much, which only that NIC takes */
+        atomic_fetch_add(&few.conn->peer->leave.bytes, CHUNK);
         AWAIT_LEFT(r.conn->peer, any ? 1 : 0);
         CHECK_EQ(atomic_load(&few.conn->peer->leave.leaves), 0);
-        CHECK_EQ(r2_up_next_chunk(ep[0]->params.owner, ep[0], &bulk), !any);
-        CHECK(r2_up_next_chunk(ep[2]->params.owner, ep[2], &bulk));
-        for (int i = 1; i < NICS; i++)
-            atomic_fetch_sub(&r2_eng.inflight[i], 8 * CHUNK);
         remote_end(&few);
+        remote_end(&r);
+    }
+}
+
+/* NIC 0 has a chunk less ahead. If it is left to others, which have bytes there, it takes none. */
+TEST(a_nic_that_is_left)
+{
+    for (unsigned left = 0; left < 2; left++) {
+        struct r2_bulk bulk;
+        int before[NICS];
+
+        begin();
+        r.conn->first = R2_ANY_NIC;
+        atomic_store(&r.conn->peer->leave.leaves, left);
+        for (int i = 0; i < NICS; i++)
+            atomic_fetch_add(&r2_eng.inflight[i], (i ? 8 : 7) * CHUNK);
+        send_beside((const uint64_t[NICS]){0}, 64, EACH * NICS, before);
+        CHECK_EQ(r2_up_next_chunk(ep[0]->params.owner, ep[0], &bulk), !left);
+        CHECK(r2_up_next_chunk(ep[2]->params.owner, ep[2], &bulk));
+        for (int i = 0; i < NICS; i++)
+            atomic_fetch_sub(&r2_eng.inflight[i], (i ? 8 : 7) * CHUNK);
         remote_end(&r);
     }
 }

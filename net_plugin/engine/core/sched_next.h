@@ -46,8 +46,9 @@ void r2_sched_order(const struct r2_sched_path paths[], int n, uint16_t order[])
  * hold. These together would have sent all that waits before it had sent one chunk. One of them is
  * done with a chunk in half its time. So the path that is done soonest never declines.
  *
- * Bytes for any NIC go to the path with the least ahead of them, of those that are not left to
- * other peers, unless that one would leave them to a faster one. It may have no room now. Then they
+ * Bytes for any NIC go to the path with the least ahead of them, unless that one would leave them
+ * to a faster one. On a NIC that is left to other peers, two chunks more count while those have
+ * bytes there. It may have no room now. Then they
  * wait until something that it has in flight is acknowledged: on another NIC they would delay peers
  * that have no other one. So the path with the least ahead never declines for that reason. */
 int r2_sched_next(const struct r2_sched_path paths[], int n, const struct r2_sched_bytes *bytes);

@@ -201,19 +201,16 @@ static bool some_answer(const struct r2_peer *p)
 void r2_peer_census(struct r2_peer *p)
 {
     bool others = some_answer(p);
-    unsigned nics = 0;
 
     R2_FOR_EACH_PATH (path, p) {
         enum r2_census now = census_of(path, others);
 
-        nics |= (unsigned)(now == R2_CENSUS_OUT) << path->lnic;
         if (now == path->counted)
             continue;
         atomic_fetch_sub(&r2_eng.nic_state[path->lnic].census[path->counted], 1);
         atomic_fetch_add(&r2_eng.nic_state[path->lnic].census[now], 1);
         path->counted = now;
     }
-    atomic_store_explicit(&p->leave.nics, nics, memory_order_relaxed); /* a hint */
 }
 
 bool r2_peer_has_open(const struct r2_peer *p)
