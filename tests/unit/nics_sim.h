@@ -12,7 +12,6 @@
 
 #include "check.h"
 #include "direct/exec.h"
-#include "engine/core/leave.h"
 #include "engine/core/pathrate.h"
 #include "engine/core/sched_next.h"
 #include "plan/shard.h"
@@ -83,9 +82,7 @@ struct nsim_rank {
     struct nsim_nic nic[NSIM_NICS];
     struct nsim_path path[NSIM_RANKS][NSIM_NICS];
     struct nsim_stream stream[NSIM_RANKS][2]; /* [to][sums] */
-    struct r2_leave_peer leave[NSIM_RANKS];
-    double looked;        /* when NICs were left last */
-    int turn[NSIM_RANKS]; /* which stream comes first */
+    int turn[NSIM_RANKS];                     /* which stream comes first */
 };
 
 static struct nsim {
@@ -173,8 +170,7 @@ static struct r2_sched_path nsim_seen(int me, int peer, int nic)
                                   .nic_inflight = r->nic[nic].inflight,
                                   .nic_paths = paths,
                                   .chunk = r2_pathrate_chunk_len(rate, NSIM_CHUNK),
-                                  .takes = r2_pathrate_inflight(rate) || nsim_room(me, peer, nic),
-                                  .left = r->leave[peer].leaves >> nic & 1};
+                                  .takes = r2_pathrate_inflight(rate) || nsim_room(me, peer, nic)};
 }
 
 /* The stream's first message that waits, and the bytes of all. NULL: none that the peer posted. */
@@ -218,7 +214,6 @@ static void nsim_send(int me, int peer, int nic, int sums, uint32_t len)
                              .sent_ns = nsim_ns()};
     r2_pathrate_on_send(&r->path[peer][nic].rate, len, nsim_ns(), &c->stamp);
     r->nic[nic].inflight += len;
-    r->leave[peer].bytes += len;
     for (uint32_t at = 0; at < len; at += NSIM_PACKET) {
         uint32_t size = len - at < NSIM_PACKET ? len - at : NSIM_PACKET;
 
@@ -259,25 +254,6 @@ static bool nsim_take(int me, int peer, int nic)
     return false;
 }
 
-/* As engine/sched/leave.c, every 20 ms. */
-static void nsim_leave_nics(int me)
-{
-    static const unsigned speed[R2_LEAVE_NICS] = {1, 1, 1, 1};
-    struct nsim_rank *r = &nsim.ranks[me];
-
-    if (nsim.now - r->looked < 0.02)
-        return;
-    r->looked = nsim.now;
-    for (int to = 0; to < NSIM_RANKS; to++) {
-        r->leave[to].nics = 0;
-        for (int nic = 0; nic < NSIM_NICS; nic++)
-            r->leave[to].nics |= (unsigned)nsim_reaches(me, to, nic) << nic;
-    }
-    r2_leave_decide(r->leave, NSIM_RANKS, speed);
-    for (int to = 0; to < NSIM_RANKS; to++)
-        r->leave[to].bytes /= 2;
-}
-
 static void nsim_kick(int me, int peer)
 {
     struct nsim_rank *r = &nsim.ranks[me];
@@ -286,7 +262,6 @@ static void nsim_kick(int me, int peer)
     int of[NSIM_NICS], n = 0;
     bool again = true;
 
-    nsim_leave_nics(me);
     for (int nic = 0; nic < NSIM_NICS; nic++) {
         if (!nsim_room(me, peer, nic))
             continue;

@@ -86,7 +86,7 @@ static void *run_rank(void *arg)
     char name[16];
 
     stream = me->rank ? CAPTURED : NULL; /* the driver is asked about rank 0 alone */
-    pthread_mutex_lock(&one_at_a_time); /* each is on a node of its own */
+    pthread_mutex_lock(&one_at_a_time);  /* each is on a node of its own */
     snprintf(name, sizeof(name), "node%d", me->rank);
     setenv("NCCL_HOSTID", name, 1);
     CHECK_EQ(ncclCommInitRank(&me->comm, RANKS, me->id, me->rank), 0);

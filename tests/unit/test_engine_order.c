@@ -27,15 +27,6 @@ static unsigned asked(unsigned chunks)
     return nics;
 }
 
-/* I/O thread 0 looks every 20 ms. */
-#define AWAIT_LEFT(peer, nics)                                                                     \
-    do {                                                                                           \
-        for (int i_ = 0; i_ < 1000 && atomic_load(&(peer)->leave.leaves) != (nics); i_++) {        \
-            usleep(1000);                                                                          \
-        }                                                                                          \
-        CHECK_EQ(atomic_load(&(peer)->leave.leaves), (nics));                                      \
-    } while (0)
-
 TEST(nearer_ones_first)
 {
     CHECK_EQ(asked(EACH), 1u << 0);
@@ -155,51 +146,6 @@ TEST(busy_at_the_peer)
         atomic_fetch_sub(carry, peers - 1);
         for (int i = 1; i < NICS; i++)
             atomic_fetch_sub(&r2_eng.inflight[i], 3 * CHUNK);
-        remote_end(&r);
-    }
-}
-
-/* Another peer is reached over NIC 0 alone, and gets as much: that NIC is left to it by bytes that
- * any NIC may take, not by others. */
-TEST(leaves_a_nic)
-{
-    for (int any = 0; any < 2; any++) {
-        struct remote few;
-        struct r2_bulk bulk;
-        int before[NICS];
-
-        begin();
-        remote_new(&few, true, NICS);
-        CHECK(remote_open(&few, 1));
-        r.conn->first = any ? R2_ANY_NIC : 0;
-        send_beside((const uint64_t[NICS]){0}, 64, EACH * NICS, before);
-        CHECK(r2_up_next_chunk(ep[0]->params.owner, ep[0], &bulk));
-        CHECK_EQ(atomic_load(&r.conn->peer->leave.bytes), any ? CHUNK : 0);
-        atomic_fetch_add(&few.conn->peer->leave.bytes, CHUNK);
-        AWAIT_LEFT(r.conn->peer, any ? 1 : 0);
-        CHECK_EQ(atomic_load(&few.conn->peer->leave.leaves), 0);
-        remote_end(&few);
-        remote_end(&r);
-    }
-}
-
-/* NIC 0 has a chunk less ahead. If it is left to others, which have bytes there, it takes none. */
-TEST(a_nic_that_is_left)
-{
-    for (unsigned left = 0; left < 2; left++) {
-        struct r2_bulk bulk;
-        int before[NICS];
-
-        begin();
-        r.conn->first = R2_ANY_NIC;
-        atomic_store(&r.conn->peer->leave.leaves, left);
-        for (int i = 0; i < NICS; i++)
-            atomic_fetch_add(&r2_eng.inflight[i], (i ? 8 : 7) * CHUNK);
-        send_beside((const uint64_t[NICS]){0}, 64, EACH * NICS, before);
-        CHECK_EQ(r2_up_next_chunk(ep[0]->params.owner, ep[0], &bulk), !left);
-        CHECK(r2_up_next_chunk(ep[2]->params.owner, ep[2], &bulk));
-        for (int i = 0; i < NICS; i++)
-            atomic_fetch_sub(&r2_eng.inflight[i], (i ? 8 : 7) * CHUNK);
         remote_end(&r);
     }
 }

@@ -480,22 +480,6 @@ TEST(trial)
     CHECK(r2_sched_next(paths, 2, &bytes) == 1);
 }
 
-/* On a NIC that is left to others two chunks more count, while they have bytes there. */
-TEST(left_to_others)
-{
-    struct r2_sched_path paths[2] = {
-        {.nic_inflight = 4 * CHUNK, .chunk = CHUNK, .takes = true, .left = true},
-        {.nic_inflight = 6 * CHUNK - 1, .inflight = CHUNK, .chunk = CHUNK, .takes = true}};
-    struct r2_sched_bytes bytes = {.waiting = CHUNK, .any_nic = true};
-
-    CHECK(r2_sched_next(paths, 2, &bytes) == 1);
-    paths[1].nic_inflight++;
-    CHECK(r2_sched_next(paths, 2, &bytes) == 0);
-    paths[1].nic_inflight = 5 * CHUNK;
-    paths[0].inflight = paths[0].nic_inflight; /* all to this peer */
-    CHECK(r2_sched_next(paths, 2, &bytes) == 0);
-}
-
 /* Whoever is asked because a chunk was left to it takes it, or leaves it to one that takes it: no
  * chunk goes round for ever. */
 TEST(no_chunk_goes_round)

@@ -3,7 +3,6 @@
 #include "util/num.h"
 
 #define NS_PER_S UINT64_C(1000000000)
-#define LEFT_CHUNKS 2
 
 uint64_t r2_sched_done(const struct r2_sched_path *path, uint64_t len)
 {
@@ -62,21 +61,12 @@ static int faster(const struct r2_sched_path paths[], int n, int self, uint64_t 
     return soonest;
 }
 
-/* What others have on a NIC that is left to them counts for more. A NIC that is left for nothing,
- * since those others have no bytes now or are slower than they look, is not lost that way. */
-static uint64_t cost(const struct r2_sched_path *path)
-{
-    bool others = path->nic_inflight > path->inflight;
-
-    return r2_sched_ahead(path) + (path->left && others ? LEFT_CHUNKS * (uint64_t)path->chunk : 0);
-}
-
 static int least_ahead(const struct r2_sched_path paths[], int n)
 {
     int least = 0;
 
     for (int i = 1; i < n; i++) {
-        if (paths[i].takes && cost(&paths[i]) < cost(&paths[least]))
+        if (paths[i].takes && r2_sched_ahead(&paths[i]) < r2_sched_ahead(&paths[least]))
             least = i;
     }
     return least;

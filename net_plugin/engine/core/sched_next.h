@@ -22,7 +22,6 @@ struct r2_sched_path {
     unsigned nic_paths;    /* of its NIC, to all peers, that answer; this one included */
     uint32_t chunk;        /* the most that it takes at once */
     bool takes;            /* it has room, or will have: something is in flight */
-    bool left;             /* to other peers, which have no other NIC (core/leave.h) */
 };
 
 /* What waits to be sent. */
@@ -47,10 +46,9 @@ void r2_sched_order(const struct r2_sched_path paths[], int n, uint16_t order[])
  * done with a chunk in half its time. So the path that is done soonest never declines.
  *
  * Bytes for any NIC go to the path with the least ahead of them, unless that one would leave them
- * to a faster one. On a NIC that is left to other peers, two chunks more count while those have
- * bytes there. It may have no room now. Then they
- * wait until something that it has in flight is acknowledged: on another NIC they would delay peers
- * that have no other one. So the path with the least ahead never declines for that reason. */
+ * to a faster one. It may have no room now. Then they wait until something that it has in flight is
+ * acknowledged: on another NIC they would delay peers that have no other one. So the path with the
+ * least ahead never declines for that reason. */
 int r2_sched_next(const struct r2_sched_path paths[], int n, const struct r2_sched_bytes *bytes);
 
 /* What is ahead of a chunk that any NIC may take. If it goes to the path with the least, a NIC that
