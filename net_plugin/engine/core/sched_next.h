@@ -28,8 +28,7 @@ struct r2_sched_path {
 struct r2_sched_bytes {
     uint64_t waiting;
     bool any_nic; /* no NIC is the first choice for them */
-    bool
-        trial; /* the path that asks has to show what it can do: it leaves nothing to faster ones */
+    bool trial;   /* who asks has to show what it can do: it leaves nothing to faster ones */
 };
 
 /* When the path would be done with `len` more bytes, in ns from now; 0 while nothing is known. */
