@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -273,14 +274,15 @@ static void take_times(struct r2_follow *f)
 }
 
 /* Whether rank 0 knows less than that. Calls alone are no news, nor is an unknown capacity. */
-static bool is_news(const struct r2_follow *f, const struct r2_agree_report *report,
-                    const struct r2_leader_word *word)
+static bool is_news(const struct r2_follow *f, const struct r2_agree_report *report)
 {
-    bool node = !f->told_any || f->told.capacity != report->capacity ||
-                f->told.share != report->share || f->told.flags != report->flags;
+    const size_t at = offsetof(struct r2_leader_word, medians) / sizeof(report->words[0]);
+    const struct r2_agree_report *told = &f->told;
+    bool node = !f->told_any || told->capacity != report->capacity ||
+                told->share != report->share || told->flags != report->flags;
 
     return (report->capacity && node) ||
-           memcmp(&f->told_times, &word->medians, sizeof(word->medians)) != 0;
+           memcmp(&told->words[at], &report->words[at], sizeof(struct r2_medians)) != 0;
 }
 
 /* Tells rank 0 what is new about this node; that one plans. */
@@ -298,13 +300,12 @@ static uint64_t look(struct r2_watch_entry *entry, uint64_t capacity, uint32_t s
     if (!r2_calls_read(&f->calls, &word.calls))
         word.calls = (struct r2_calls){0};
     memcpy(report.words, &word, sizeof(report.words));
-    tell = ready && is_news(f, &report, &word);
+    tell = ready && is_news(f, &report);
     tell = (ready && stands(f, now)) || tell;
     pthread_mutex_unlock(&f->lock);
     if (tell && r2_agree_report(f->agree, &report) == 0) {
         pthread_mutex_lock(&f->lock);
         f->told = report;
-        f->told_times = word.medians;
         f->told_any = true;
         pthread_mutex_unlock(&f->lock);
     }

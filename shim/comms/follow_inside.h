@@ -39,7 +39,6 @@ struct r2_follow {
     pthread_mutex_t lock; /* guards the rest */
     bool told_any;
     struct r2_agree_report told; /* last reported */
-    struct r2_medians told_times;
     uint64_t stood; /* calls, when it was last reported that this rank stands */
 };
 

@@ -148,8 +148,8 @@ struct r2_timing *r2_timing_new(int device)
     return t;
 }
 
-/* Relaxed: who takes times sees what a watch's state says; a count of a moment ago gives another
- * order at most. */
+/* Relaxed: a watch's state says what is in it. An older count changes only the order in which times
+ * are taken. */
 static unsigned count(struct r2_timing *t)
 {
     return atomic_load_explicit(&t->timed, memory_order_relaxed);

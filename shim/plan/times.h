@@ -29,7 +29,8 @@ struct r2_times {
 /* One more, of `epoch`. A later epoch than that of the last one begins anew, an earlier one is not
  * counted. */
 void r2_times_add(struct r2_times *t, uint64_t epoch, bool planned, uint64_t bytes, uint64_t ns);
-/* What is known in `epoch`, of 2^31 epochs: nobody needs to time more of that (r2_times_needs). */
+/* What is known, in one word for another thread: an operation whose median is known in its epoch
+ * needs no timing. Epochs are told apart by their low 32 bits. */
 uint64_t r2_times_done(const struct r2_times *t);
 bool r2_times_needs(uint64_t done, uint64_t epoch, bool planned, uint64_t bytes);
 /* The first size behind a class. */
