@@ -39,7 +39,7 @@ struct r2_follow {
     pthread_mutex_t lock; /* guards the rest */
     bool told_any;
     struct r2_agree_report told; /* last reported */
-    uint64_t stood; /* calls, when it was last reported that this rank stands */
+    uint64_t stood;              /* calls, when it was last reported that this rank stands */
 };
 
 /* comm.c: whether its ranks are told of each other's errors. All ranks of a family meet at one
