@@ -273,6 +273,15 @@ struct r2_liveness {
     uint64_t lost_at;               /* when the last path to it was lost; 0: none was up */
 };
 
+/* Part of a peer: which NICs its bytes that any NIC may take leave to other peers (sched/leave.c).
+ */
+struct r2_leaves {
+    atomic_ullong bytes;   /* S: such bytes, ever */
+    atomic_uint nics;      /* S: bits: NICs that reach it */
+    atomic_uint leaves;    /* bits: those of them that it leaves */
+    uint64_t seen, lately; /* of the bytes; r2_eng.lock */
+};
+
 struct r2_peer {
     pthread_mutex_t lock;
     atomic_int refs;
@@ -296,6 +305,7 @@ struct r2_peer {
     int n_paths, n_up;
     struct r2_path *paths[R2_PATHS_MAX];
     struct r2_share_set shares; /* of the paths that take chunks */
+    struct r2_leaves leave;
     uint64_t shares_aged;
     uint64_t
         rtt_most; /* the longest round trip of a path that carries frames that are waited for */

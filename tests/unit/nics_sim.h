@@ -12,6 +12,7 @@
 
 #include "check.h"
 #include "direct/exec.h"
+#include "engine/core/leave.h"
 #include "engine/core/pathrate.h"
 #include "engine/core/sched_next.h"
 #include "plan/shard.h"
@@ -82,7 +83,10 @@ struct nsim_rank {
     struct nsim_nic nic[NSIM_NICS];
     struct nsim_path path[NSIM_RANKS][NSIM_NICS];
     struct nsim_stream stream[NSIM_RANKS][2]; /* [to][sums] */
-    int turn[NSIM_RANKS];                     /* which stream comes first */
+    uint64_t lately[NSIM_RANKS];              /* bytes to each */
+    uint32_t leaves[NSIM_RANKS];
+    double looked;        /* when NICs were left last */
+    int turn[NSIM_RANKS]; /* which stream comes first */
 };
 
 static struct nsim {
@@ -170,7 +174,8 @@ static struct r2_sched_path nsim_seen(int me, int peer, int nic)
                                   .nic_inflight = r->nic[nic].inflight,
                                   .nic_paths = paths,
                                   .chunk = r2_pathrate_chunk_len(rate, NSIM_CHUNK),
-                                  .takes = r2_pathrate_inflight(rate) || nsim_room(me, peer, nic)};
+                                  .takes = r2_pathrate_inflight(rate) || nsim_room(me, peer, nic),
+                                  .left = r->leaves[peer] >> nic & 1};
 }
 
 /* The stream's first message that waits, and the bytes of all. NULL: none that the peer posted. */
@@ -214,6 +219,7 @@ static void nsim_send(int me, int peer, int nic, int sums, uint32_t len)
                              .sent_ns = nsim_ns()};
     r2_pathrate_on_send(&r->path[peer][nic].rate, len, nsim_ns(), &c->stamp);
     r->nic[nic].inflight += len;
+    r->lately[peer] += len;
     for (uint32_t at = 0; at < len; at += NSIM_PACKET) {
         uint32_t size = len - at < NSIM_PACKET ? len - at : NSIM_PACKET;
 
@@ -254,6 +260,39 @@ static bool nsim_take(int me, int peer, int nic)
     return false;
 }
 
+static uint32_t nsim_nics(int me, int to)
+{
+    uint32_t nics = 0;
+
+    for (int nic = 0; nic < NSIM_NICS; nic++)
+        nics |= (uint32_t)nsim_reaches(me, to, nic) << nic;
+    return nics;
+}
+
+/* As engine/sched/leave.c, every 20 ms. */
+static void nsim_leave_nics(int me)
+{
+    struct nsim_rank *r = &nsim.ranks[me];
+    struct r2_leave l = {.all = 0};
+    uint32_t leaves;
+
+    if (nsim.now - r->looked < 0.02)
+        return;
+    r->looked = nsim.now;
+    for (int nic = 0; nic < R2_LEAVE_NICS; nic++)
+        l.speed[nic] = 1;
+    for (int to = 0; to < NSIM_RANKS; to++)
+        l.all |= nsim_nics(me, to);
+    for (int to = 0; to < NSIM_RANKS; to++) {
+        if (to != me)
+            r2_leave_add(&l, nsim_nics(me, to), r->lately[to]);
+        r->lately[to] /= 2;
+    }
+    leaves = r2_leave_nics(&l);
+    for (int to = 0; to < NSIM_RANKS; to++)
+        r->leaves[to] = nsim_nics(me, to) == l.all ? leaves : 0;
+}
+
 static void nsim_kick(int me, int peer)
 {
     struct nsim_rank *r = &nsim.ranks[me];
@@ -262,6 +301,7 @@ static void nsim_kick(int me, int peer)
     int of[NSIM_NICS], n = 0;
     bool again = true;
 
+    nsim_leave_nics(me);
     for (int nic = 0; nic < NSIM_NICS; nic++) {
         if (!nsim_room(me, peer, nic))
             continue;

@@ -2,6 +2,7 @@
  * a scripted transport (rung 2). The order itself: test_topology. It cannot prove that real NICs
  * are where their paths below /sys/devices say. */
 #include "check.h"
+#include "engine/sched/sched.h"
 #include "near_bed.h"
 
 #define CHUNK (64u * 1024)
@@ -25,6 +26,14 @@ static unsigned asked(unsigned chunks)
         nics |= (unsigned)(atomic_load(&ep[i]->kicks) > before[i]) << i;
     remote_end(&r);
     return nics;
+}
+
+/* I/O thread 0 looks every 20 ms. */
+static void await_left(const struct r2_peer *peer, unsigned nics)
+{
+    for (int i = 0; i < 1000 && atomic_load(&peer->leave.leaves) != nics; i++)
+        usleep(1000);
+    CHECK_EQ(atomic_load(&peer->leave.leaves), nics);
 }
 
 TEST(nearer_ones_first)
@@ -147,6 +156,80 @@ TEST(busy_at_the_peer)
         for (int i = 1; i < NICS; i++)
             atomic_fetch_sub(&r2_eng.inflight[i], 3 * CHUNK);
         remote_end(&r);
+    }
+}
+
+/* Another peer is reached over NIC 0 alone, and gets as much: that NIC is left to it. */
+TEST(leaves_a_nic)
+{
+    struct remote few;
+    struct r2_bulk bulk;
+    int before[NICS];
+
+    begin();
+    remote_new(&few, true, NICS);
+    CHECK(remote_open(&few, 1));
+    send_beside((const uint64_t[NICS]){0}, 64, EACH * NICS, before);
+    for (int i = 1; i < NICS; i++)
+        atomic_fetch_add(&r2_eng.inflight[i], 2 * CHUNK);
+    for (int any = 0; any < 2; any++) { /* those with a NIC of their own do not count */
+        r.conn->first = any ? R2_ANY_NIC : 0;
+        CHECK(r2_up_next_chunk(ep[0]->params.owner, ep[0], &bulk));
+        CHECK_EQ(atomic_load(&r.conn->peer->leave.bytes), any ? CHUNK : 0);
+    }
+    atomic_fetch_add(&few.conn->peer->leave.bytes, CHUNK);
+    await_left(r.conn->peer, 1);
+    CHECK_EQ(atomic_load(&few.conn->peer->leave.leaves), 0);
+    for (int i = 0; i < 100; i++) /* nothing is sent: all stays as it is */
+        r2_leave_tick();
+    await_left(r.conn->peer, 1);
+    for (int i = 1; i < NICS; i++)
+        atomic_fetch_sub(&r2_eng.inflight[i], 2 * CHUNK);
+    remote_end(&few);
+    remote_end(&r);
+}
+
+/* The other peer got nothing since the last look, but before that. */
+TEST(one_look_is_not_all)
+{
+    struct remote few;
+
+    begin();
+    remote_new(&few, true, NICS);
+    CHECK(remote_open(&few, 1));
+    for (int i = 0; i < 2; i++) {
+        atomic_fetch_add(&r.conn->peer->leave.bytes, CHUNK);
+        atomic_fetch_add(&few.conn->peer->leave.bytes, i ? 0 : CHUNK);
+        for (int looks = 0; looks < 10; looks++) /* another may be under way */
+            r2_leave_tick();
+        await_left(r.conn->peer, 1);
+    }
+    remote_end(&few);
+    remote_end(&r);
+}
+
+/* NIC 0 has least ahead. If it is left to others, it takes a chunk only if these have nothing
+ * there.
+ */
+TEST(a_nic_that_is_left)
+{
+    for (unsigned left = 0; left < 2; left++) {
+        for (unsigned theirs = 0; theirs < 2; theirs++) {
+            struct r2_bulk bulk;
+            int before[NICS];
+
+            begin();
+            r.conn->first = R2_ANY_NIC;
+            atomic_store(&r.conn->peer->leave.leaves, left);
+            for (unsigned i = 0; i < NICS; i++)
+                atomic_fetch_add(&r2_eng.inflight[i], (i ? 8 : theirs) * CHUNK);
+            send_beside((const uint64_t[NICS]){0}, 64, EACH * NICS, before);
+            CHECK_EQ(r2_up_next_chunk(ep[0]->params.owner, ep[0], &bulk), !(left && theirs));
+            CHECK_EQ(r2_up_next_chunk(ep[2]->params.owner, ep[2], &bulk), left && theirs);
+            for (unsigned i = 0; i < NICS; i++)
+                atomic_fetch_sub(&r2_eng.inflight[i], (i ? 8 : theirs) * CHUNK);
+            remote_end(&r);
+        }
     }
 }
 

@@ -434,6 +434,7 @@ static int some_nics(struct r2_sched_path paths[])
         paths[i].nic_paths = (unsigned)up_to(4);
         paths[i].nic_inflight = paths[i].inflight + up_to(16) * CHUNK;
         paths[i].takes = paths[i].inflight || up_to(1);
+        paths[i].left = up_to(1);
     }
     paths[0].takes = true;
     return n;
@@ -449,8 +450,10 @@ TEST(least_ahead)
         struct r2_sched_path paths[MOST];
         int n = some_nics(paths), next;
 
-        for (int i = 0; i < n; i++)
+        for (int i = 0; i < n; i++) {
             paths[i].rate = 0;
+            paths[i].left = false;
+        }
         next = r2_sched_next(paths, n, &(struct r2_sched_bytes){.waiting = CHUNK, .any_nic = true});
         CHECK(paths[next].takes);
         for (int i = 0; i < n; i++)
@@ -478,6 +481,25 @@ TEST(trial)
     CHECK(r2_sched_next(paths, 2, &bytes) == 0);
     paths[0].nic_inflight = CHUNK; /* busy is something else */
     CHECK(r2_sched_next(paths, 2, &bytes) == 1);
+}
+
+/* A NIC that is left to others takes no chunk while these have bytes there. If all are left, the
+ * one with least ahead takes it. */
+TEST(left_to_others)
+{
+    struct r2_sched_path paths[2] = {
+        {.nic_inflight = CHUNK, .chunk = CHUNK, .takes = true, .left = true},
+        {.nic_inflight = 8 * CHUNK, .inflight = CHUNK, .chunk = CHUNK, .takes = true}};
+    struct r2_sched_bytes bytes = {.waiting = CHUNK, .any_nic = true};
+
+    CHECK(r2_sched_next(paths, 2, &bytes) == 1);
+    paths[0].inflight = CHUNK; /* all that it has in flight is its own */
+    CHECK(r2_sched_next(paths, 2, &bytes) == 0);
+    paths[0].inflight = 0;
+    paths[1].takes = false;
+    CHECK(r2_sched_next(paths, 2, &bytes) == 0);
+    paths[1].takes = paths[1].left = true;
+    CHECK(r2_sched_next(paths, 2, &bytes) == 0);
 }
 
 /* Whoever is asked because a chunk was left to it takes it, or leaves it to one that takes it: no

@@ -61,12 +61,26 @@ static int faster(const struct r2_sched_path paths[], int n, int self, uint64_t 
     return soonest;
 }
 
+/* Others have bytes on a NIC that is left to them. Without any the NIC is not lost to the rest:
+ * these others are slower than they look, or have nothing to send now. */
+static bool is_theirs(const struct r2_sched_path *path)
+{
+    return path->left && path->nic_inflight > path->inflight;
+}
+
+static bool before(const struct r2_sched_path *a, const struct r2_sched_path *b)
+{
+    if (is_theirs(a) != is_theirs(b))
+        return is_theirs(b);
+    return r2_sched_ahead(a) < r2_sched_ahead(b);
+}
+
 static int least_ahead(const struct r2_sched_path paths[], int n)
 {
     int least = 0;
 
     for (int i = 1; i < n; i++) {
-        if (paths[i].takes && r2_sched_ahead(&paths[i]) < r2_sched_ahead(&paths[least]))
+        if (paths[i].takes && before(&paths[i], &paths[least]))
             least = i;
     }
     return least;

@@ -22,6 +22,7 @@ struct r2_sched_path {
     unsigned nic_paths;    /* of its NIC, to all peers, that answer; this one included */
     uint32_t chunk;        /* the most that it takes at once */
     bool takes;            /* it has room, or will have: something is in flight */
+    bool left;             /* its NIC, to other peers, which have no other one (core/leave.h) */
 };
 
 /* What waits to be sent. */
@@ -45,9 +46,10 @@ void r2_sched_order(const struct r2_sched_path paths[], int n, uint16_t order[])
  * done with a chunk in half its time. So the path that is done soonest never declines.
  *
  * Bytes for any NIC go to the path with the least ahead of them, unless that one would leave them
- * to a faster one. It may have no room now. Then they wait until something that it has in flight is
- * acknowledged: on another NIC they would delay peers that have no other one. So the path with the
- * least ahead never declines for that reason. */
+ * to a faster one. A NIC that is left to other peers gets none while it has bytes of theirs in
+ * flight. The path with the least may have no room now. Then they wait until something that it has
+ * in flight is acknowledged: on another NIC they would delay peers that have no other one. So the
+ * path with the least ahead never declines for that reason. */
 int r2_sched_next(const struct r2_sched_path paths[], int n, const struct r2_sched_bytes *bytes);
 
 /* What is ahead of a chunk that any NIC may take. If it goes to the path with the least, a NIC that

@@ -39,6 +39,7 @@ static void house_keeping(struct r2_timer *t, uint64_t now)
     r2_nicreach_tick(now);
     r2_nicquality_tick(now);
     r2_colls_tick(now);
+    r2_leave_tick();
     say_short();
     r2_nic_publish_rdma();
     r2_pollers_house(now);

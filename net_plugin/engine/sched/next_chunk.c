@@ -85,6 +85,8 @@ static struct r2_sched_path seen(const struct r2_path *path, const struct r2_con
         .nic_paths = paths > 0 ? (unsigned)paths : 0,
         .chunk = r2_pathrate_chunk_len(&path->rate, chunk_max()),
         .takes = inflight || room(path),
+        .left =
+            atomic_load_explicit(&path->peer->leave.leaves, memory_order_relaxed) >> path->lnic & 1,
     };
 }
 
@@ -248,6 +250,8 @@ static bool take_chunk(struct r2_path *path, struct r2_conn *c, struct r2_bulk *
             continue;
         r2_send_fill(path, c, r, &chunk, bulk);
         c->waiting -= chunk.len;
+        if (c->first == R2_ANY_NIC)
+            atomic_fetch_add_explicit(&path->peer->leave.bytes, chunk.len, memory_order_relaxed);
         r2_list_del(&c->ready); /* to the end of the line */
         r2_send_more(c, 0);
         return true;

@@ -35,6 +35,17 @@ static void find_rtt_most(struct r2_peer *p)
     p->rtt_most = least == UINT64_MAX ? UINT64_MAX : 2 * least + LAG_NS;
 }
 
+static void find_nics(struct r2_peer *p)
+{
+    unsigned nics = 0;
+
+    R2_FOR_EACH_PATH (path, p) {
+        if (r2_path_may(path) >= R2_MAY_LIMITED)
+            nics |= 1u << path->lnic;
+    }
+    atomic_store_explicit(&p->leave.nics, nics, memory_order_relaxed); /* a hint (leave.c) */
+}
+
 /* Paths whose heartbeat is overdue do not count, so that nobody's share is held up by them. */
 void r2_peer_weigh(struct r2_peer *p)
 {
@@ -53,6 +64,7 @@ void r2_peer_weigh(struct r2_peer *p)
     }
     r2_share_end(&p->shares, was_limited);
     find_rtt_most(p);
+    find_nics(p);
     if (now - p->shares_aged > AGE_NS) {
         p->shares_aged = now;
         r2_share_age(&p->shares);

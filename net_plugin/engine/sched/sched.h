@@ -17,6 +17,10 @@ void r2_slownics_full(struct r2_path *path);
 /* S: the path has taken a chunk; marks it for the receiver (R2_BULK_LIMITED). */
 void r2_slownics_taken(struct r2_path *path, struct r2_bulk *bulk);
 
+/* ---- leave.c: NICs that a peer's bytes leave to other peers' */
+/* I/O thread 0, no lock held. */
+void r2_leave_tick(void);
+
 /* ---- pathweight.c: weights of paths; all under the lock */
 /* Some path's weight or usability may have changed: weighs all of the peer's anew. */
 void r2_peer_weigh(struct r2_peer *p);
