@@ -120,11 +120,11 @@ struct r2_path {
     } outbox;
 
     struct r2_pathrate rate;
-    uint64_t inflight_told;         /* its part of r2_eng.inflight */
-    struct r2_share share;          /* weight, and what it took lately */
-    struct r2_grey watch;           /* S: is it slow or lossy against its siblings */
-    struct {                        /* as its kernel counts them */
-        uint64_t seen, resent_seen; /* of this generation, at the last look */
+    uint64_t inflight_told, rate_told; /* its parts of r2_eng.inflight and .rates */
+    struct r2_share share;             /* weight, and what it took lately */
+    struct r2_grey watch;              /* S: is it slow or lossy against its siblings */
+    struct {                           /* as its kernel counts them */
+        uint64_t seen, resent_seen;    /* of this generation, at the last look */
         uint64_t all, resent;
     } segments;
     struct r2_trial trial;
@@ -604,6 +604,7 @@ struct r2_engine {
                        * first never gives old word the newest number */
     uint8_t near[R2_MAX_NICS][R2_MAX_NICS]; /* [home][NIC]: its place in r2_nics_order */
     atomic_ullong inflight[R2_MAX_NICS];    /* bytes, over the NIC to all peers */
+    atomic_ullong rates[R2_MAX_NICS];       /* bytes per second, of its paths together */
     struct r2_list peers, listens;
     atomic_ulong recheck_at; /* the earliest of the peers', or earlier; 0: none (recheck.c) */
     atomic_uint

@@ -166,12 +166,19 @@ static struct r2_sched_path nsim_seen(int me, int peer, int nic)
     const struct nsim_rank *r = &nsim.ranks[me];
     const struct r2_pathrate *rate = &r->path[peer][nic].rate;
     unsigned paths = 0;
+    uint64_t rates = 0;
 
-    for (int to = 0; to < NSIM_RANKS; to++)
-        paths += nsim_reaches(me, to, nic);
+    for (int to = 0; to < NSIM_RANKS; to++) {
+        if (nsim_reaches(me, to, nic)) {
+            paths++;
+            rates += r2_pathrate_rate(&r->path[to][nic].rate);
+        }
+    }
     return (struct r2_sched_path){.rate = r2_pathrate_rate_now(rate, nsim_ns()),
                                   .inflight = r2_pathrate_inflight(rate),
+                                  .srtt = r2_pathrate_srtt_now(rate, nsim_ns()),
                                   .nic_inflight = r->nic[nic].inflight,
+                                  .nic_rate = rates,
                                   .nic_paths = paths,
                                   .chunk = r2_pathrate_chunk_len(rate, NSIM_CHUNK),
                                   .takes = r2_pathrate_inflight(rate) || nsim_room(me, peer, nic),
@@ -463,19 +470,15 @@ static void nsim_step(const struct sim_event *e)
     free(p);
 }
 
-/* Ranks with so many NICs left, of `rate` bytes per second each; one has all of its NICs. */
-static void nsim_open(const int nics[], double rate, const struct r2_schedule_data *data,
-                      const uint32_t *weights)
+/* Ranks with NICs of `rate` bytes per second each. Next comes nsim_plan. */
+static void nsim_open(double rate, unsigned seed)
 {
     size_t memory = r2_sizes_memory(NSIM_RANKS), slot = r2_sizes_slot(memory, NSIM_RANKS);
-    int of_a_node = 0;
 
-    for (int i = 0; i < NSIM_RANKS; i++)
-        of_a_node = nics[i] > of_a_node ? nics[i] : of_a_node;
     memset(&nsim, 0, sizeof(nsim));
     nsim.rate = rate;
     nsim.burst = 1e-3;
-    r2_prng_seed(&nsim.prng, 1);
+    r2_prng_seed(&nsim.prng, seed);
     nsim.ranks = calloc(NSIM_RANKS, sizeof(*nsim.ranks));
     CHECK(nsim.ranks);
     for (int i = 0; i < NSIM_RANKS; i++) {
@@ -487,17 +490,38 @@ static void nsim_open(const int nics[], double rate, const struct r2_schedule_da
                                         .user = r};
 
         r->me = i;
-        r->nics = nics[i];
         config.slots = r->slots = malloc(memory);
         CHECK(r->slots);
         CHECK_EQ(r2_exec_new(&r->x, &config), 0);
+        for (int nic = 0; nic < NSIM_NICS; nic++)
+            r->nic[nic].last = &r->nic[nic].first;
+    }
+}
+
+/* Between operations. Ranks have so many NICs left, one of them all of its own. Of paths that were
+ * not there before nothing is known. */
+static void nsim_plan(const int nics[], const struct r2_schedule_data *data,
+                      const uint32_t *weights)
+{
+    bool was[NSIM_RANKS][NSIM_RANKS][NSIM_NICS];
+    int of_a_node = 0;
+
+    for (int i = 0; i < NSIM_RANKS; i++) {
+        of_a_node = nics[i] > of_a_node ? nics[i] : of_a_node;
+        for (int to = 0; to < NSIM_RANKS; to++)
+            for (int nic = 0; nic < NSIM_NICS; nic++)
+                was[i][to][nic] = nsim_reaches(i, to, nic);
+    }
+    for (int i = 0; i < NSIM_RANKS; i++) {
+        struct nsim_rank *r = &nsim.ranks[i];
+
+        r->nics = nics[i];
         CHECK_EQ(r2_schedule_direct(&r->schedule, data, i, weights), 0);
         r->credit = r2_sizes_credit(NSIM_RANKS, i, weights, (unsigned)of_a_node);
-        for (int nic = 0; nic < NSIM_NICS; nic++) {
-            r->nic[nic].last = &r->nic[nic].first;
-            for (int to = 0; to < NSIM_RANKS; to++)
-                r2_pathrate_init(&r->path[to][nic].rate);
-        }
+        for (int to = 0; to < NSIM_RANKS; to++)
+            for (int nic = 0; nic < NSIM_NICS; nic++)
+                if (!was[i][to][nic])
+                    r2_pathrate_init(&r->path[to][nic].rate);
     }
 }
 
@@ -532,14 +556,20 @@ static double nsim_run(void)
     return last - begun;
 }
 
-static void nsim_close(void)
+/* Acknowledgements that nobody waits for. */
+static void nsim_drain(void)
 {
     while (nsim.events.n > 0) {
         struct sim_event e = sim_pop(&nsim.events);
 
         nsim.now = e.at;
-        nsim_step(&e); /* acknowledgements that nobody waits for */
+        nsim_step(&e);
     }
+}
+
+static void nsim_close(void)
+{
+    nsim_drain();
     for (int i = 0; i < NSIM_RANKS; i++) {
         r2_exec_free(nsim.ranks[i].x);
         free(nsim.ranks[i].slots);

@@ -133,6 +133,7 @@ TEST(busy_with_other_peers)
         remote_end(&r);
         CHECK_EQ(atomic_fetch_sub(&r2_eng.inflight[0], 8 * CHUNK), 8 * CHUNK);
         CHECK_EQ(atomic_load(&r2_eng.inflight[2]), 0);
+        CHECK_EQ(atomic_load(&r2_eng.rates[2]), 0);
     }
 }
 
@@ -245,8 +246,12 @@ TEST(busy_but_fast)
     atomic_fetch_add(&r2_eng.inflight[0], 8 * CHUNK);
     send_beside(idle, 64, 1, before);
     r2_peer_lock(r.conn->peer);
-    for (int i = 1; i < NICS; i++)
-        ((struct r2_path *)ep[i]->params.owner)->rate.bucket[0] /= 16;
+    for (int i = 1; i < NICS; i++) {
+        struct r2_path *path = ep[i]->params.owner;
+
+        path->rate.bucket[0] /= 16;
+        r2_path_tell_inflight(path);
+    }
     r2_peer_unlock(r.conn->peer);
     for (int i = NICS - 1; i >= 0; i--)
         took += r2_up_next_chunk(ep[i]->params.owner, ep[i], &bulk) << i;

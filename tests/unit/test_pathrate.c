@@ -463,3 +463,21 @@ TEST(hostile_times)
         }
     }
 }
+
+/* The latest round trips, or the present silence. While nothing is in flight nobody is silent. */
+TEST(how_long_chunks_take)
+{
+    struct r2_pathrate pr;
+    struct r2_rate_stamp stamp;
+    uint64_t ms = 1000000;
+
+    r2_pathrate_init(&pr);
+    CHECK_EQ(r2_pathrate_srtt_now(&pr, 5 * ms), 0);
+    r2_pathrate_on_send(&pr, 65536, 10 * ms, &stamp);
+    CHECK_EQ(r2_pathrate_srtt_now(&pr, 17 * ms), 7 * ms);
+    r2_pathrate_on_ack(&pr, 65536, &stamp, 10 * ms, 18 * ms);
+    CHECK_EQ(r2_pathrate_srtt_now(&pr, 90 * ms), 8 * ms);
+    r2_pathrate_on_send(&pr, 65536, 100 * ms, &stamp);
+    CHECK_EQ(r2_pathrate_srtt_now(&pr, 103 * ms), 8 * ms);
+    CHECK_EQ(r2_pathrate_srtt_now(&pr, 120 * ms), 20 * ms);
+}

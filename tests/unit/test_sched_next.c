@@ -483,6 +483,50 @@ TEST(trial)
     CHECK(r2_sched_next(paths, 2, &bytes) == 1);
 }
 
+/* One NIC, busy with other peers, has little left for this path, whose own rate is low for that.
+ * The NIC as a whole is done with a chunk as soon as the other one: the path is not slow. If its
+ * chunks take long, or all paths of the NIC are as slow, it is. */
+TEST(slow_or_shared)
+{
+    struct r2_sched_path paths[2] = {{.rate = CHUNK * 1000,
+                                      .inflight = 3 * CHUNK,
+                                      .srtt = 4000000,
+                                      .nic_inflight = 3 * CHUNK,
+                                      .nic_rate = CHUNK * 1000,
+                                      .chunk = CHUNK,
+                                      .takes = true},
+                                     {.rate = CHUNK * 100,
+                                      .srtt = 3000000,
+                                      .nic_inflight = 2 * CHUNK,
+                                      .nic_rate = CHUNK * 1000,
+                                      .chunk = CHUNK,
+                                      .takes = true}};
+    struct r2_sched_bytes bytes = {.waiting = CHUNK, .any_nic = true};
+
+    CHECK(r2_sched_next(paths, 2, &bytes) == 1);
+    bytes.any_nic = false; /* each NIC's own choice: there the path's rate counts */
+    CHECK(r2_sched_next((struct r2_sched_path[]){paths[1], paths[0]}, 2, &bytes) == 1);
+    bytes.any_nic = true;
+    CHECK(r2_sched_next((struct r2_sched_path[]){paths[1], paths[0]}, 2, &bytes) == 0);
+    paths[1].srtt = 20000000;
+    CHECK(r2_sched_next(paths, 2, &bytes) == 0);
+    paths[1].srtt = 3000000;
+    paths[1].nic_rate = CHUNK * 100;
+    CHECK(r2_sched_next(paths, 2, &bytes) == 0);
+}
+
+/* The path with the least ahead is slow. The chunk goes to the next, not to who asks. */
+TEST(not_to_who_asks)
+{
+    struct r2_sched_path paths[3] = {
+        {.rate = CHUNK * 1000, .nic_inflight = 3 * CHUNK, .chunk = CHUNK, .takes = true},
+        {.rate = CHUNK * 10, .chunk = CHUNK, .takes = true},
+        {.rate = CHUNK * 1000, .nic_inflight = 2 * CHUNK, .chunk = CHUNK, .takes = true}};
+    struct r2_sched_bytes bytes = {.waiting = CHUNK, .any_nic = true};
+
+    CHECK(r2_sched_next(paths, 3, &bytes) == 2);
+}
+
 /* A NIC that is left to others takes no chunk while these have bytes there. If all are left, the
  * one with least ahead takes it. */
 TEST(left_to_others)

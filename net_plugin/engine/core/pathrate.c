@@ -139,6 +139,13 @@ uint64_t r2_pathrate_rate_now(const struct r2_pathrate *pr, uint64_t now_ns)
                                        : r2_max(r2_mul_div(pr->inflight, NS_PER_S, waited), 1);
 }
 
+uint64_t r2_pathrate_srtt_now(const struct r2_pathrate *pr, uint64_t now_ns)
+{
+    uint64_t waited = now_ns > pr->delivered_time_ns ? now_ns - pr->delivered_time_ns : 0;
+
+    return pr->inflight ? r2_max(pr->srtt_ns, waited) : pr->srtt_ns;
+}
+
 /* Lets `gap` ns of traffic pass: buckets that fall out of the span are forgotten. */
 static void rate_age(struct r2_pathrate *pr, uint64_t gap)
 {

@@ -109,6 +109,8 @@ uint64_t r2_pathrate_rate(const struct r2_pathrate *pr);
 /* The same, but not more than the present silence allows: a path that should have acknowledged
  * long ago is slower than it was, and one whose first chunks are out for long is slow. */
 uint64_t r2_pathrate_rate_now(const struct r2_pathrate *pr, uint64_t now_ns);
+/* How long chunks take lately, or the present silence, whichever is longer. 0: none was sent. */
+uint64_t r2_pathrate_srtt_now(const struct r2_pathrate *pr, uint64_t now_ns);
 static inline uint64_t r2_pathrate_inflight(const struct r2_pathrate *pr)
 {
     return pr->inflight;

@@ -36,16 +36,30 @@ uint64_t r2_sched_ahead(const struct r2_sched_path *path)
     return path->nic_inflight + others * path->inflight;
 }
 
-/* Who is so much faster than paths[self] that it should have the chunk; self: nobody. */
-static int faster(const struct r2_sched_path paths[], int n, int self, uint64_t waiting)
+/* The own rate of a path that shares its NIC says what is left to it, and it gets less if it counts
+ * as slow for that. So the NIC is asked, too: when has it sent all, at the rate of all its paths?
+ * If the peer's NIC is slow, the latest round trips say so. */
+static uint64_t done_of(const struct r2_sched_path *path, uint64_t len, bool any_nic)
 {
-    uint64_t len = waiting < paths[self].chunk ? waiting : paths[self].chunk;
-    uint64_t mine = r2_sched_done(&paths[self], len);
-    uint64_t bytes = waiting, rates = 0, soon = UINT64_MAX;
+    uint64_t own = r2_sched_done(path, len), nic;
+
+    if (!any_nic || !own || !path->nic_rate)
+        return own;
+    nic = r2_mul_div(path->nic_inflight + len, NS_PER_S, path->nic_rate);
+    return r2_min(own, r2_max(nic, path->srtt));
+}
+
+/* Who is so much faster than paths[self] that it should have the chunk; self: nobody. */
+static int faster(const struct r2_sched_path paths[], int n, int self,
+                  const struct r2_sched_bytes *b)
+{
+    uint64_t len = b->waiting < paths[self].chunk ? b->waiting : paths[self].chunk;
+    uint64_t mine = done_of(&paths[self], len, b->any_nic);
+    uint64_t bytes = b->waiting, rates = 0, soon = UINT64_MAX;
     int soonest = self;
 
     for (int i = 0; i < n && mine; i++) {
-        uint64_t theirs = r2_sched_done(&paths[i], len);
+        uint64_t theirs = done_of(&paths[i], len, b->any_nic);
 
         if (i == self || !paths[i].takes || !theirs || theirs >= mine)
             continue;
@@ -75,12 +89,13 @@ static bool before(const struct r2_sched_path *a, const struct r2_sched_path *b)
     return r2_sched_ahead(a) < r2_sched_ahead(b);
 }
 
-static int least_ahead(const struct r2_sched_path paths[], int n)
+/* Of paths[0] and those that would leave the chunk to nobody faster. */
+static int least_ahead(const struct r2_sched_path paths[], int n, const struct r2_sched_bytes *b)
 {
     int least = 0;
 
     for (int i = 1; i < n; i++) {
-        if (paths[i].takes && before(&paths[i], &paths[least]))
+        if (paths[i].takes && before(&paths[i], &paths[least]) && faster(paths, n, i, b) == i)
             least = i;
     }
     return least;
@@ -88,10 +103,7 @@ static int least_ahead(const struct r2_sched_path paths[], int n)
 
 int r2_sched_next(const struct r2_sched_path paths[], int n, const struct r2_sched_bytes *bytes)
 {
-    int to = bytes->trial ? 0 : faster(paths, n, 0, bytes->waiting);
+    int to = bytes->trial ? 0 : faster(paths, n, 0, bytes);
 
-    if (to || !bytes->any_nic)
-        return to;
-    to = least_ahead(paths, n);
-    return faster(paths, n, to, bytes->waiting) == to ? to : 0;
+    return to || !bytes->any_nic ? to : least_ahead(paths, n, bytes);
 }

@@ -17,8 +17,10 @@
 struct r2_sched_path {
     uint64_t rate;         /* 0: nothing is known yet */
     uint64_t inflight;     /* not acknowledged */
+    uint64_t srtt;         /* how long its chunks take; 0: none was sent yet */
     unsigned distance;     /* of its NIC from the connection's home NIC */
     uint64_t nic_inflight; /* the same of all paths of its NIC, to any peer */
+    uint64_t nic_rate;     /* their rates together */
     unsigned nic_paths;    /* of its NIC, to all peers, that answer; this one included */
     uint32_t chunk;        /* the most that it takes at once */
     bool takes;            /* it has room, or will have: something is in flight */
@@ -45,8 +47,8 @@ void r2_sched_order(const struct r2_sched_path paths[], int n, uint16_t order[])
  * hold. These together would have sent all that waits before it had sent one chunk. One of them is
  * done with a chunk in half its time. So the path that is done soonest never declines.
  *
- * Bytes for any NIC go to the path with the least ahead of them, unless that one would leave them
- * to a faster one. A NIC that is left to other peers gets none while it has bytes of theirs in
+ * Bytes for any NIC go to the path with the least ahead of them, of those that would leave them to
+ * nobody faster. A NIC that is left to other peers gets none while it has bytes of theirs in
  * flight. The path with the least may have no room now. Then they wait until something that it has
  * in flight is acknowledged: on another NIC they would delay peers that have no other one. So the
  * path with the least ahead never declines for that reason. */

@@ -68,6 +68,7 @@ void r2_path_free(struct r2_path *path)
     r2_grey_path_free(path);
     atomic_fetch_sub_explicit(&r2_eng.inflight[path->lnic], path->inflight_told,
                               memory_order_relaxed);
+    atomic_fetch_sub_explicit(&r2_eng.rates[path->lnic], path->rate_told, memory_order_relaxed);
     r2_mem_less(sizeof(*path) + path->outbox.cap);
     free(path->outbox.data);
     free(path->attempt.end_memory);
@@ -85,10 +86,15 @@ bool r2_path_end_memory(struct r2_path *path)
 void r2_path_tell_inflight(struct r2_path *path)
 {
     uint64_t now = r2_path_is_up(path) ? r2_pathrate_inflight(&path->rate) : 0;
+    uint64_t rate = r2_path_is_up(path) ? r2_pathrate_rate(&path->rate) : 0;
 
     atomic_fetch_add_explicit(&r2_eng.inflight[path->lnic], now - path->inflight_told,
                               memory_order_relaxed);
     path->inflight_told = now;
+    if (rate != path->rate_told)
+        atomic_fetch_add_explicit(&r2_eng.rates[path->lnic], rate - path->rate_told,
+                                  memory_order_relaxed);
+    path->rate_told = rate;
 }
 
 void r2_path_up(struct r2_path *path)

@@ -24,7 +24,7 @@ static inline bool r2_path_is_taken(const struct r2_path *path)
 {
     return path->state == R2_PATH_CONNECTING && path->ep && r2_eng.ops->reached(path->ep);
 }
-/* After each change of what the path has in flight: its NIC's sum follows. */
+/* After each change of what the path has in flight: its NIC's sums follow. */
 void r2_path_tell_inflight(struct r2_path *path);
 /* The most that it may carry now. */
 enum r2_path_may r2_path_may(const struct r2_path *path);

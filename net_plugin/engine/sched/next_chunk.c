@@ -80,8 +80,10 @@ static struct r2_sched_path seen(const struct r2_path *path, const struct r2_con
     return (struct r2_sched_path){
         .rate = r2_pathrate_rate_now(&path->rate, now),
         .inflight = inflight,
+        .srtt = r2_pathrate_srtt_now(&path->rate, now),
         .distance = r2_eng.near[c->home][path->lnic],
         .nic_inflight = atomic_load_explicit(&r2_eng.inflight[path->lnic], memory_order_relaxed),
+        .nic_rate = atomic_load_explicit(&r2_eng.rates[path->lnic], memory_order_relaxed),
         .nic_paths = paths > 0 ? (unsigned)paths : 0,
         .chunk = r2_pathrate_chunk_len(&path->rate, chunk_max()),
         .takes = inflight || room(path),
