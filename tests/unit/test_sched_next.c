@@ -430,7 +430,9 @@ static int some_nics(struct r2_sched_path paths[])
 
     for (int i = 0; i < n; i++) {
         paths[i] = some_path();
-        paths[i].chunk = CHUNK;
+        paths[i].chunk = CHUNK << up_to(3);
+        paths[i].srtt = up_to(1) ? up_to(UINT64_C(1) << up_to(24)) : 0;
+        paths[i].nic_rate = up_to(3) ? paths[i].rate + up_to(UINT64_C(1) << up_to(34)) : 0;
         paths[i].nic_paths = (unsigned)up_to(4);
         paths[i].nic_inflight = paths[i].inflight + up_to(16) * CHUNK;
         paths[i].takes = paths[i].inflight || up_to(1);
@@ -556,7 +558,7 @@ TEST(no_chunk_goes_round)
         struct r2_sched_path paths[MOST];
         int n = some_nics(paths), times = 0, next;
         struct r2_sched_bytes bytes = {
-            .waiting = 1 + up_to(64 * CHUNK), .any_nic = true, .trial = up_to(1)};
+            .waiting = 1 + up_to(64 * CHUNK) / (1 + up_to(31)), .any_nic = true, .trial = up_to(1)};
 
         for (next = -1; next && times <= 2; times++) {
             struct r2_sched_path first;

@@ -21,7 +21,7 @@ struct r2_leave {
     double load[R2_LEAVE_NICS];    /* bytes for other peers, by NIC */
 };
 
-/* Adds `bytes` for a peer that these NICs reach, some of l->all. */
+/* Adds `bytes` for a peer that these NICs reach, one at least. */
 void r2_leave_add(struct r2_leave *l, uint32_t nics, uint64_t bytes);
 
 /* NICs that peers which all NICs reach leave, as bits. */

@@ -49,11 +49,23 @@ static uint64_t done_of(const struct r2_sched_path *path, uint64_t len, bool any
     return r2_min(own, r2_max(nic, path->srtt));
 }
 
+/* For which the times of paths are compared. Of bytes for any NIC one length for all: else two
+ * could each find the other one faster. */
+static uint64_t length_of(const struct r2_sched_path paths[], int n, int self,
+                          const struct r2_sched_bytes *b)
+{
+    uint64_t len = r2_min(b->waiting, paths[self].chunk);
+
+    for (int i = 0; i < n && b->any_nic; i++)
+        len = r2_min(len, paths[i].chunk);
+    return len;
+}
+
 /* Who is so much faster than paths[self] that it should have the chunk; self: nobody. */
 static int faster(const struct r2_sched_path paths[], int n, int self,
                   const struct r2_sched_bytes *b)
 {
-    uint64_t len = b->waiting < paths[self].chunk ? b->waiting : paths[self].chunk;
+    uint64_t len = length_of(paths, n, self, b);
     uint64_t mine = done_of(&paths[self], len, b->any_nic);
     uint64_t bytes = b->waiting, rates = 0, soon = UINT64_MAX;
     int soonest = self;

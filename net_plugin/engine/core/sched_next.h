@@ -45,7 +45,9 @@ void r2_sched_order(const struct r2_sched_path paths[], int n, uint16_t order[])
  *
  * A slow path must not hold a message back. It leaves the last chunks to faster paths if two things
  * hold. These together would have sent all that waits before it had sent one chunk. One of them is
- * done with a chunk in half its time. So the path that is done soonest never declines.
+ * done with a chunk in half its time. So the path that is done soonest never declines. The time is
+ * that of the path's own bytes at its rate; for bytes for any NIC it is no more than the NIC takes
+ * for all of its bytes, or than chunks take lately.
  *
  * Bytes for any NIC go to the path with the least ahead of them, of those that would leave them to
  * nobody faster. A NIC that is left to other peers gets none while it has bytes of theirs in

@@ -34,8 +34,10 @@ static void look(struct r2_leave *l)
     R2_LIST_EACH (p, struct r2_peer, node, &r2_eng.peers)
         l->all |= nics_of(p);
     R2_LIST_EACH (p, struct r2_peer, node, &r2_eng.peers) {
-        if (nics_of(p))
-            r2_leave_add(l, nics_of(p), p->leave.lately);
+        uint32_t nics = nics_of(p);
+
+        if (nics)
+            r2_leave_add(l, nics, p->leave.lately);
         p->leave.lately /= 2;
     }
 }
