@@ -36,9 +36,9 @@ uint64_t r2_sched_ahead(const struct r2_sched_path *path)
     return path->nic_inflight + others * path->inflight;
 }
 
-/* The own rate of a path that shares its NIC says what is left to it, and it gets less if it counts
- * as slow for that. So the NIC is asked, too: when has it sent all, at the rate of all its paths?
- * If the peer's NIC is slow, the latest round trips say so. */
+/* A path on a NIC that others use gets little, so its own rate is low. If it counted as slow for
+ * that, it would get less. So the time of the whole NIC counts, too: all of its bytes, at the rate
+ * of all of its paths. The latest round trips show whether the peer's NIC is slow. */
 static uint64_t done_of(const struct r2_sched_path *path, uint64_t len, bool any_nic)
 {
     uint64_t own = r2_sched_done(path, len), nic;
@@ -49,8 +49,8 @@ static uint64_t done_of(const struct r2_sched_path *path, uint64_t len, bool any
     return r2_min(own, r2_max(nic, path->srtt));
 }
 
-/* For which the times of paths are compared. Of bytes for any NIC one length for all: else two
- * could each find the other one faster. */
+/* The length for which times of paths are compared. For any NIC it is the same for all paths: else
+ * each of two could find the other one faster. */
 static uint64_t length_of(const struct r2_sched_path paths[], int n, int self,
                           const struct r2_sched_bytes *b)
 {
@@ -87,8 +87,8 @@ static int faster(const struct r2_sched_path paths[], int n, int self,
     return soonest;
 }
 
-/* Others have bytes on a NIC that is left to them. Without any the NIC is not lost to the rest:
- * these others are slower than they look, or have nothing to send now. */
+/* The NIC is left to other peers, and has bytes for them in flight. While it has none, anybody may
+ * use it. */
 static bool is_theirs(const struct r2_sched_path *path)
 {
     return path->left && path->nic_inflight > path->inflight;
@@ -101,7 +101,8 @@ static bool before(const struct r2_sched_path *a, const struct r2_sched_path *b)
     return r2_sched_ahead(a) < r2_sched_ahead(b);
 }
 
-/* Of paths[0] and those that would leave the chunk to nobody faster. */
+/* Who has the least ahead, of paths[0] and of those that would not leave the chunk to a faster one.
+ */
 static int least_ahead(const struct r2_sched_path paths[], int n, const struct r2_sched_bytes *b)
 {
     int least = 0;

@@ -24,7 +24,7 @@ struct r2_sched_path {
     unsigned nic_paths;    /* of its NIC, to all peers, that answer; this one included */
     uint32_t chunk;        /* the most that it takes at once */
     bool takes;            /* it has room, or will have: something is in flight */
-    bool left;             /* its NIC, to other peers, which have no other one (core/leave.h) */
+    bool left;             /* its NIC is left to other peers (core/leave.h) */
 };
 
 /* What waits to be sent. */
@@ -46,8 +46,8 @@ void r2_sched_order(const struct r2_sched_path paths[], int n, uint16_t order[])
  * A slow path must not hold a message back. It leaves the last chunks to faster paths if two things
  * hold. These together would have sent all that waits before it had sent one chunk. One of them is
  * done with a chunk in half its time. So the path that is done soonest never declines. The time is
- * that of the path's own bytes at its rate; for bytes for any NIC it is no more than the NIC takes
- * for all of its bytes, or than chunks take lately.
+ * that of the path's own bytes at its rate. For bytes for any NIC it is at most the longer of two:
+ * what the NIC needs for all of its bytes, and what the path's chunks took lately.
  *
  * Bytes for any NIC go to the path with the least ahead of them, of those that would leave them to
  * nobody faster. A NIC that is left to other peers gets none while it has bytes of theirs in

@@ -1,6 +1,6 @@
-/* Peers that all NICs reach leave some to those that have no other ones (core/leave.h). It concerns
- * bytes that any NIC may take. Looked at every few milliseconds, on I/O thread 0, under the
- * engine's lock. What peers say, and are told, are hints: relaxed. */
+/* Bytes for healthy peers leave NICs to peers that have lost some (core/leave.h), if any NIC may
+ * take them. It is decided every 20 ms, on I/O thread 0, under the engine's lock. All that is read
+ * and written of peers is a hint, so the order is relaxed. */
 #include "engine/core/leave.h"
 #include "engine/sched/sched.h"
 
