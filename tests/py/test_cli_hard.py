@@ -175,7 +175,7 @@ def test_ps_says_what_it_looked_for(start_writer: StartWriter) -> None:
     start_writer()
     assert "no process with job nosuch uses" in call("ps", "--job", "nosuch").stderr
     assert "no process with pid 1 uses" in call("ps", "--pid", "1").stderr
-    assert "no process with job '' uses" in call("ps", "--job", "").stderr
+    assert "no process with pid 1, job '' uses" in call("ps", "--pid", "1", "--job", "").stderr
 
 
 def test_processes_of_others(start_writer: StartWriter, monkeypatch: pytest.MonkeyPatch) -> None:
