@@ -113,6 +113,24 @@ TEST(port_of_another)
     finish();
 }
 
+/* The device failed before the endpoint has a socket: it gets none. */
+TEST(fails_before_it_begins)
+{
+    struct r2_ep_params params = {.transport = R2_VIA_VERBS};
+    struct r2_ep *ep;
+
+    begin();
+    params.remote_addr = *r2_pair_addr(bed.tx->peer, 0, 0);
+    ep = r2_vep_new(&params);
+    CHECK(ep);
+    r2_veps_fail(ep->hca, ENODEV);
+    CHECK_EQ(r2_meet_dial(ep), -ESHUTDOWN);
+    CHECK_EQ(atomic_load(&ep->refs), 1);
+    r2_vep_put(ep);
+    both_carry();
+    finish();
+}
+
 /* An endpoint of NIC 0 to NIC 0 that has sent its card and waits for the peer's, with a reference.
  * NULL: it is made already, on a machine that did not let us look in time. */
 static struct r2_ep *being_made(void)

@@ -263,9 +263,11 @@ static struct r2_ep **in_scope(struct r2_hca *hca, const struct ibv_async_event 
 static void fail_all(struct r2_hca *hca, const struct ibv_async_event *ev,
                      enum r2_async_scope scope, int err)
 {
+    struct r2_ep **eps;
     int n;
-    struct r2_ep **eps = in_scope(hca, ev, scope, &n);
 
+    atomic_fetch_add(&r2_verbs.fails, 1);
+    eps = in_scope(hca, ev, scope, &n);
     for (int i = 0; i < n; i++) {
         r2_vep_fail(eps[i], err);
         r2_vep_put(eps[i]);

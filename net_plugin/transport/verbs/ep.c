@@ -63,6 +63,7 @@ struct r2_ep *r2_vep_new(const struct r2_ep_params *params)
         free(ep);
         return NULL;
     }
+    ep->fails = atomic_load(&r2_verbs.fails);
     ep->head.ops = &r2_transport_verbs;
     ep->params = *params;
     ep->owner = params->owner;
@@ -79,9 +80,7 @@ struct r2_ep *r2_vep_new(const struct r2_ep_params *params)
     ep->link.run = r2_meet_link;
     ep->end.run = r2_fence_end;
     ep->destroy.run = r2_fence_destroy;
-    pthread_mutex_lock(&r2_verbs.lock);
-    r2_list_add_tail(&r2_verbs.eps, &ep->node);
-    pthread_mutex_unlock(&r2_verbs.lock);
+    r2_list_init(&ep->node);
     return ep;
 }
 
@@ -358,12 +357,6 @@ static int op_connect(const struct r2_ep_params *params, struct r2_ep **out)
          : r2_cmd_stuck(ep->hca) ? -EBUSY
                                  : r2_meet_dial(ep);
     if (rc) { /* the owner is told by `released` */
-        pthread_mutex_lock(&ep->lock);
-        atomic_store(&ep->dead, true);
-        atomic_store(&ep->failed, true);
-        if (ep->oob.fd >= 0)
-            r2_fence_begin(ep);
-        r2_vep_unlock(ep);
         r2_vep_put(ep);
         return rc;
     }

@@ -368,16 +368,28 @@ static void oob_ready(struct r2_io_fd *f, uint32_t events)
     r2_meet_event(R2_CONTAINER_OF(f, struct r2_ep, oob));
 }
 
-/* The I/O thread's reference goes with r2_ep.reap. */
-static int watch(struct r2_ep *ep, int fd)
+/* Takes the socket, also if it fails. The I/O thread's reference goes with r2_ep.reap. What has
+ * failed since the endpoint was made did not find it in the list (fail_all counts before it looks);
+ * from here on it does. */
+static int watch(struct r2_ep *ep, int fd, enum r2_v_stage stage)
 {
     int rc;
 
     ep->oob.fd = fd;
     ep->oob.ready = oob_ready;
+    ep->stage = stage;
     r2_vep_get(ep);
     r2_timer_set(&ep->timer, r2_now_ns() + R2_VERBS_MEET_NS);
-    rc = r2_io_add(ep->io, &ep->oob);
+    pthread_mutex_lock(&r2_verbs.lock);
+    rc = ep->fails != atomic_load(&r2_verbs.fails) ? -ESHUTDOWN : r2_io_add(ep->io, &ep->oob);
+    if (rc == 0)
+        r2_list_add_tail(&r2_verbs.eps, &ep->node);
+    pthread_mutex_unlock(&r2_verbs.lock);
+    if (rc == 0)
+        return 0;
+    r2_timer_set(&ep->timer, 0);
+    r2_tcp_close_fd(fd, true);
+    r2_vep_put(ep);
     return rc;
 }
 
@@ -388,7 +400,7 @@ int r2_meet_dial(struct r2_ep *ep)
     if (fd < 0)
         return fd;
     ep->n_bulk = r2_wanted_qps();
-    return watch(ep, fd);
+    return watch(ep, fd, R2_V_DIAL);
 }
 
 /* A NIC without an address of its own is met at the listener of any other. */
@@ -418,8 +430,6 @@ void r2_meet_accepted(int fd, int nic, const struct r2_tcp_hello *h)
         r2_vep_put(ep);
         return;
     }
-    ep->stage = R2_V_CARD;
-    if (watch(ep, fd))
-        r2_vep_fail(ep, ENOMEM);
+    watch(ep, fd, R2_V_CARD);
     r2_vep_put(ep); /* the I/O thread has its own, and the engine, once it accepts */
 }

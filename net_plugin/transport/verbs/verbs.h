@@ -204,9 +204,9 @@ struct r2_ep {
     struct r2_ep_head head;
     struct r2_ep_params params;
     void *owner;
-    struct r2_list node; /* r2_verbs.eps */
-    bool listed;
-    atomic_int refs; /* engine, I/O thread, queued task and commands */
+    struct r2_list node; /* r2_verbs.eps, from when it has a socket */
+    unsigned fails;      /* r2_verbs.fails when it was made */
+    atomic_int refs;     /* engine, I/O thread, queued task and commands */
     atomic_bool failed, dead, open;
     atomic_uint want; /* R2_WANT_*: what somebody has asked for since it was last looked at */
     atomic_bool refused, other_process, there;
@@ -282,6 +282,7 @@ struct r2_verbs {
     struct r2_slot slots[R2_MAX_HCAS];
     int n_slots;
     struct r2_vnic nics[R2_MAX_NICS];
+    atomic_uint fails; /* of devices and ports, for endpoints that are not in the list yet */
     pthread_mutex_t lock;
     struct r2_list eps;
 };
