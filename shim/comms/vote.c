@@ -232,15 +232,16 @@ static int make(struct r2_vote *v, struct parts *out)
                                       .id = r2_comms_id(v->comm),
                                       .rank = v->node,
                                       .p = v->nodes,
-                                      .memory = r2_sizes_memory(v->nodes),
+                                      .nic_rate = r2_watch_capacity(),
                                       .changed = on_changed,
                                       .landed = on_landed,
                                       .caller = v};
+    struct r2_sizes_window window = r2_sizes_window(v->nodes, config.nic_rate);
     int rc = config.net ? 0 : -ENOENT;
 
     *out = (struct parts){0};
     if (rc == 0 && r2_device_cuda())
-        rc = r2_copies_new(&out->copies, v->device, r2_sizes_window(config.memory, config.p));
+        rc = r2_copies_new(&out->copies, v->device, r2_sizes_bytes(&window));
     if (out->copies) {
         config.device = &r2_direct_gpu;
         config.user = out->copies;

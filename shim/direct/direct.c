@@ -46,7 +46,6 @@ struct r2_direct {
     struct operation *current; /* the last that was begun; the progress thread's */
     bool moving;               /* it has not landed */
     void *window;
-    size_t piece;
     bool ready;              /* all connections are there; the progress thread's */
     uint64_t idle_ns;        /* since then nothing moved; 0: something did */
     unsigned host_copies[2]; /* r2_direct_host's */
@@ -216,7 +215,7 @@ static bool busy(const struct r2_direct *d)
 
 static size_t window_len(const struct r2_direct *d)
 {
-    return r2_sizes_window(d->config.memory, d->config.p);
+    return r2_sizes_bytes(&d->config.memory);
 }
 
 static int join(struct r2_direct *d)
@@ -328,8 +327,8 @@ static int make_exec(struct r2_direct *d)
 {
     struct r2_exec_config config = {.p = d->config.p,
                                     .slots = d->window,
-                                    .piece = d->piece + R2_SIZES_BEHIND,
-                                    .n_slots = (int)(d->config.memory / d->piece),
+                                    .piece = d->config.memory.slot + R2_SIZES_BEHIND,
+                                    .n_slots = d->config.memory.n_slots,
                                     .ops = &ops,
                                     .user = d};
 
@@ -362,7 +361,6 @@ static int make(struct r2_direct *d)
     if (rc)
         return rc;
     d->card = *r2_links_own(d->links);
-    d->piece = r2_sizes_slot(c->memory, c->p);
     d->window = c->device->alloc(c->user, window_len(d));
     if (!d->window)
         return -ENOMEM;
@@ -385,7 +383,8 @@ int r2_direct_new(struct r2_direct **out, const struct r2_direct_config *config)
     if (!d)
         return -ENOMEM;
     d->config = *config;
-    d->config.memory = config->memory ? config->memory : r2_sizes_memory(config->p);
+    if (!config->memory.n_slots)
+        d->config.memory = r2_sizes_window(config->p, config->nic_rate);
     if (!config->device) {
         d->config.device = &r2_direct_host;
         d->config.user = d->host_copies;
@@ -438,9 +437,11 @@ enum r2_direct_state r2_direct_state(struct r2_direct *d, int *error)
 /* Of all ranks alike. */
 static enum r2_schedule_kind kind_of(const struct r2_direct *d, const struct r2_direct_call *call)
 {
-    return call->op == R2_NCCL_AVG || r2_exec_rounds(d->exec) < r2_exec_least(call->schedule)
-               ? R2_SCHEDULE_DIRECT
-               : call->schedule;
+    int p = d->config.p, own = d->config.memory.n_slots, least = r2_sizes_window(p, 0).n_slots;
+    int rounds = (own < least ? own : least) / r2_sizes_round(p);
+
+    return call->op == R2_NCCL_AVG || rounds < r2_exec_least(call->schedule) ? R2_SCHEDULE_DIRECT
+                                                                             : call->schedule;
 }
 
 static int plan(const struct r2_direct *d, struct operation *o)
@@ -456,9 +457,10 @@ static int plan(const struct r2_direct *d, struct operation *o)
 
     for (int r = 0; r < p; r++)
         equal[r] = (uint32_t)(R2_SCHEDULE_UNIT * (r + 1) / p - R2_SCHEDULE_UNIT * r / p);
-    data.piece = r2_sizes_piece(d->piece, p, call->count * elem, weights);
-    o->credit =
-        d->config.credit ? d->config.credit : r2_sizes_credit(p, rank, weights, d->card.nics);
+    data.piece = r2_sizes_piece(d->config.memory.slot, p, call->count * elem, weights);
+    o->credit = d->config.credit
+                    ? d->config.credit
+                    : r2_sizes_credit(p, rank, weights, d->card.nics, d->config.nic_rate);
     switch (kind) {
     case R2_SCHEDULE_DIRECT:
         return r2_schedule_direct(s, &data, rank, weights);

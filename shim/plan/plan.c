@@ -120,9 +120,9 @@ static void count_degraded(struct r2_plan_choice *c, const struct r2_plan_input 
 
 static size_t executor_piece(const struct r2_shard_input *model, const uint32_t *weights)
 {
-    size_t slot = r2_sizes_slot(r2_sizes_memory(model->p), model->p);
+    struct r2_sizes_window w = r2_sizes_window(model->p, 0);
 
-    return r2_sizes_piece(slot, model->p, model->bytes, weights);
+    return r2_sizes_piece(w.slot, model->p, model->bytes, weights);
 }
 
 static double direct_ns(const struct r2_shard_input *model, const uint32_t *weights)

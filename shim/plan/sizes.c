@@ -11,12 +11,24 @@
 #define OF_A_NIC ((size_t)1 << 20) /* posted for each that is left of some */
 
 #define MEMORY_LEAST ((size_t)8 << 20)
-#define MEMORY_MOST ((size_t)16 << 20)
+#define MEMORY_MOST ((size_t)16 << 20) /* for slow NICs */
+#define MEMORY_MOST_FAST ((size_t)64 << 20)
+
+#define RATE_OF_SLOW 6250e6 /* bytes/s: four NICs of 12.5 Gbit/s */
+#define TIMES_MOST 8        /* 400 Gbit/s */
 
 #define PIECES 32 /* of the largest shard */
 #define PIECE_LEAST ((size_t)32 << 10)
 
-size_t r2_sizes_memory(int p)
+/* What is posted, and the memory, last for a time: at twice the rate it takes twice of them. */
+static double times(uint64_t rate)
+{
+    double t = (double)rate / RATE_OF_SLOW;
+
+    return t < 1 ? 1 : t > TIMES_MOST ? TIMES_MOST : t;
+}
+
+static size_t memory_of(int p)
 {
     size_t wanted = ROUNDS_AHEAD * (size_t)r2_sizes_round(p) * SLOT_MOST;
 
@@ -54,7 +66,7 @@ static size_t used_lanes(int p, int rank, const uint32_t *weights)
     return n;
 }
 
-size_t r2_sizes_credit(int p, int rank, const uint32_t *weights, unsigned nics)
+static size_t of_slow(int p, int rank, const uint32_t *weights, unsigned nics)
 {
     uint64_t mine = received(p, weights[rank]), most = received(p, most_of(p, weights));
     size_t n = used_lanes(p, rank, weights);
@@ -68,20 +80,20 @@ size_t r2_sizes_credit(int p, int rank, const uint32_t *weights, unsigned nics)
     return share < pieces * SLOT_MOST ? share : pieces * SLOT_MOST;
 }
 
-size_t r2_sizes_slot(size_t memory, int p)
+size_t r2_sizes_credit(int p, int rank, const uint32_t *weights, unsigned nics, uint64_t rate)
 {
-    size_t slot = SLOT_MOST, round = (size_t)r2_sizes_round(p);
+    return (size_t)(times(rate) * (double)of_slow(p, rank, weights, nics));
+}
+
+struct r2_sizes_window r2_sizes_window(int p, uint64_t rate)
+{
+    size_t slot = SLOT_MOST, round = (size_t)r2_sizes_round(p), memory = memory_of(p);
 
     while (slot > SLOT_LEAST && (memory / slot / round < ROUNDS || POSTED * slot > per_lane(p)))
         slot /= 2;
-    return slot;
-}
-
-size_t r2_sizes_window(size_t memory, int p)
-{
-    size_t slot = r2_sizes_slot(memory, p);
-
-    return memory / slot * (slot + R2_SIZES_BEHIND);
+    memory = (size_t)(times(rate) * (double)memory);
+    memory = memory < MEMORY_MOST_FAST ? memory : MEMORY_MOST_FAST;
+    return (struct r2_sizes_window){.slot = slot, .n_slots = (int)(memory / slot)};
 }
 
 size_t r2_sizes_piece(size_t slot, int p, uint64_t bytes, const uint32_t *weights)

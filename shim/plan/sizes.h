@@ -3,10 +3,12 @@
  * p - 1 peers send to a NIC at once. What they may send is what is posted: more than the queue
  * before the NIC holds is lost and sent again, less than the round trip needs leaves the NIC idle.
  * R2_SIZES_CREDIT is 4 ms of 8 Gbit/s: what shallow queues of two NICs hold, and several round
- * trips. A rank that has lost NICs posts less: on each lane a piece for every NIC that it has left
- * and one more, on all lanes 1 MiB for each NIC left. Fewer than half count as half.
+ * trips. It is enough for 50 Gbit/s; a node with faster NICs takes more in proportion. A rank that
+ * has lost NICs posts less: on each lane a piece for every NIC that it has left and one more, on
+ * all lanes 1 MiB for each NIC left. Fewer than half count as half.
  *
- * All ranks must come to the same slot and piece.
+ * All ranks must come to the same slot and piece. How many slots a rank has, and what it posts, is
+ * its own affair. `rate`: bytes/s of all its node's NICs when they are healthy, 0: not known.
  */
 #ifndef R2_PLAN_SIZES_H
 #define R2_PLAN_SIZES_H
@@ -22,17 +24,20 @@ static inline int r2_sizes_round(int p)
 
 #define R2_SIZES_CREDIT ((size_t)4 << 20) /* bytes posted on all lanes that receive */
 
-/* Bytes of the window that p ranks need. In a larger one, ranks run further ahead of those that
- * have lost NICs: their messages then wait in front of those that all wait for. */
-size_t r2_sizes_memory(int p);
+/* The memory of a rank. In a larger one, ranks run further ahead of those that have lost NICs:
+ * their messages then wait in front of those that all wait for. */
+struct r2_sizes_window {
+    size_t slot; /* bytes of the largest piece; depends on p only */
+    int n_slots;
+};
+struct r2_sizes_window r2_sizes_window(int p, uint64_t rate);
 
-/* Bytes of a slot: of the largest piece. */
-size_t r2_sizes_slot(size_t memory, int p);
-
-/* Behind each slot there is room for the word of an operation (r2_links_sign). Bytes of the window
- * with it. */
+/* Behind each slot there is room for the word of an operation (r2_links_sign). Bytes with it. */
 #define R2_SIZES_BEHIND 64
-size_t r2_sizes_window(size_t memory, int p);
+static inline size_t r2_sizes_bytes(const struct r2_sizes_window *w)
+{
+    return (size_t)w->n_slots * (w->slot + R2_SIZES_BEHIND);
+}
 
 /* Of an operation of so many bytes. A shard is many pieces, since ports fill and run empty by
  * pieces; but each costs time of a core. */
@@ -41,6 +46,6 @@ size_t r2_sizes_piece(size_t slot, int p, uint64_t bytes, const uint32_t *weight
 /* Bytes that a rank posts to receive on one lane, if they are more than one piece. weights: [p], by
  * which all ranks' NICs are equally busy (plan/shard.h): they say what is left of its `nics`, down
  * to half or so, where a rank owns nothing. */
-size_t r2_sizes_credit(int p, int rank, const uint32_t *weights, unsigned nics);
+size_t r2_sizes_credit(int p, int rank, const uint32_t *weights, unsigned nics, uint64_t rate);
 
 #endif

@@ -473,7 +473,7 @@ static void nsim_step(const struct sim_event *e)
 /* Ranks with NICs of `rate` bytes per second each. Next comes nsim_plan. */
 static void nsim_open(double rate, unsigned seed)
 {
-    size_t memory = r2_sizes_memory(NSIM_RANKS), slot = r2_sizes_slot(memory, NSIM_RANKS);
+    struct r2_sizes_window w = r2_sizes_window(NSIM_RANKS, (uint64_t)(NSIM_NICS * rate));
 
     memset(&nsim, 0, sizeof(nsim));
     nsim.rate = rate;
@@ -483,14 +483,11 @@ static void nsim_open(double rate, unsigned seed)
     CHECK(nsim.ranks);
     for (int i = 0; i < NSIM_RANKS; i++) {
         struct nsim_rank *r = &nsim.ranks[i];
-        struct r2_exec_config config = {.p = NSIM_RANKS,
-                                        .piece = slot,
-                                        .ops = &nsim_ops,
-                                        .n_slots = (int)(memory / slot),
-                                        .user = r};
+        struct r2_exec_config config = {
+            .p = NSIM_RANKS, .piece = w.slot, .ops = &nsim_ops, .n_slots = w.n_slots, .user = r};
 
         r->me = i;
-        config.slots = r->slots = malloc(memory);
+        config.slots = r->slots = malloc((size_t)w.n_slots * w.slot);
         CHECK(r->slots);
         CHECK_EQ(r2_exec_new(&r->x, &config), 0);
         for (int nic = 0; nic < NSIM_NICS; nic++)
@@ -517,7 +514,8 @@ static void nsim_plan(const int nics[], const struct r2_schedule_data *data,
 
         r->nics = nics[i];
         CHECK_EQ(r2_schedule_direct(&r->schedule, data, i, weights), 0);
-        r->credit = r2_sizes_credit(NSIM_RANKS, i, weights, (unsigned)of_a_node);
+        r->credit = r2_sizes_credit(NSIM_RANKS, i, weights, (unsigned)of_a_node,
+                                    (uint64_t)(NSIM_NICS * nsim.rate));
         for (int to = 0; to < NSIM_RANKS; to++)
             for (int nic = 0; nic < NSIM_NICS; nic++)
                 if (!was[i][to][nic])

@@ -142,13 +142,18 @@ static void add(void *user, void *sum, const void *const *in, int n, size_t coun
 
 static const struct r2_exec_ops ops = {post, posted, copy, copied, add};
 
+/* Ranks have so many rounds each, or more. */
 static void make(int p, size_t piece, int rounds)
 {
     memset(pipes, 0, sizeof(pipes));
     for (int r = 0; r < p; r++) {
         struct rank *k = &ranks[r];
-        struct r2_exec_config config = {
-            .p = p, .piece = piece, .n_slots = rounds * r2_sizes_round(p), .ops = &ops, .user = k};
+        struct r2_exec_config config = {.p = p,
+                                        .piece = piece,
+                                        .n_slots =
+                                            (rounds + (int)check_below(4)) * r2_sizes_round(p),
+                                        .ops = &ops,
+                                        .user = k};
 
         memset(k, 0, sizeof(*k));
         k->me = r;
@@ -273,7 +278,7 @@ static void run_many(unsigned long rounds, int kind)
         int ops = 1 + (int)check_below(OPS);
 
         p += (int)check_below((uint64_t)(P_MOST + 1 - p));
-        make(p, piece, least + (int)check_below(4));
+        make(p, piece, least);
         for (int op = 0; op < ops; op++)
             counts[op] = plan(p, op, piece,
                               kind < 0 ? (enum r2_schedule_kind)check_below(3)

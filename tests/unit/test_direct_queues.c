@@ -559,16 +559,16 @@ TEST(a_large_operation_fits_the_queue)
         for (uint64_t mib = 1; mib <= cases[k].most; mib *= 2) {
             const uint32_t *weights = cases[k].weights;
             int n = cases[k].p, got, rc;
-            size_t memory = r2_sizes_memory(n), slot = r2_sizes_slot(memory, n);
+            struct r2_sizes_window w = r2_sizes_window(n, UINT64_MAX); /* the most slots */
             struct r2_schedule_data data = {.p = n, .count = mib * MIB / 4, .elem = 4};
             struct r2_schedule s;
 
-            data.piece = r2_sizes_piece(slot, n, mib * MIB, weights);
+            data.piece = r2_sizes_piece(w.slot, n, mib * MIB, weights);
             rc = cases[k].kind == R2_SCHEDULE_DIRECT
                      ? r2_schedule_direct(&s, &data, 0, weights)
                      : r2_schedule_r2ccl(&s, &data, 1, 0, R2_SCHEDULE_UNIT / 2, 16);
             CHECK_EQ(rc, 0);
-            got = entries_of(&s, slot + R2_SIZES_BEHIND, (int)(memory / slot));
+            got = entries_of(&s, w.slot + R2_SIZES_BEHIND, w.n_slots);
             CHECK_MSG(got < QUEUE, "case %zu, %llu MiB: %d entries", k, (unsigned long long)mib,
                       got);
         }

@@ -51,7 +51,7 @@ TEST(any_weights_give_the_same_bits)
 
 TEST(a_window_of_one_round)
 {
-    bed_config = (struct r2_direct_config){.memory = 7 * ((size_t)16 << 10), .credit = 1};
+    bed_config = (struct r2_direct_config){.memory = {.slot = 16 << 10, .n_slots = 7}, .credit = 1};
     bed_run(4, -1, one_weights);
     bed_config = (struct r2_direct_config){0};
 }

@@ -16,6 +16,7 @@
 #define r2_direct_connect fake_connect
 #define r2_watch_journal fake_journal
 #define r2_watch_wake fake_wake
+#define r2_watch_capacity fake_capacity
 #define r2_copies_new fake_copies_new
 #define r2_copies_free fake_copies_free
 #define r2_copies_open_all fake_open_all
@@ -25,6 +26,7 @@
 #include "check.h"
 
 #define NODES 3
+#define RATE UINT64_C(12500000000) /* fast NICs: a larger window */
 
 static const int rank_node[NODES] = {0, 1, 2};
 static struct r2_links_card card = {.nics = 1};
@@ -60,6 +62,7 @@ int fake_offer(struct r2_agree *a, uint32_t round, const void *data, size_t len)
 int fake_new(struct r2_direct **out, const struct r2_direct_config *config)
 {
     CHECK_EQ(config->p, NODES);
+    CHECK_EQ(config->nic_rate, RATE);
     seen.made++;
     if (seen.meanwhile)
         seen.meanwhile(seen.vote);
@@ -120,6 +123,11 @@ void fake_journal(const char *text)
 
 void fake_wake(void) {}
 
+uint64_t fake_capacity(void)
+{
+    return RATE;
+}
+
 void *fake_symbol(const char *name)
 {
     (void)name;
@@ -133,7 +141,10 @@ bool fake_cuda(void)
 
 int fake_copies_new(struct r2_copies **out, int device, size_t len)
 {
-    (void)device, (void)len;
+    struct r2_sizes_window w = r2_sizes_window(NODES, RATE);
+
+    (void)device;
+    CHECK_EQ(len, r2_sizes_bytes(&w));
     *out = (struct r2_copies *)&dummy;
     return 0;
 }
