@@ -27,7 +27,8 @@ INTRODUCTION = (
     "`r2ccl-ctl config list --markdown` makes this page.",
     "Sizes take K, M and G (powers of 1024), durations ns, us, ms, s, min and h. A plain number is "
     "in the unit named. For a bad value the log names the setting, the value and what is allowed; "
-    "the job runs with the default.",
+    "the job runs with the default. Rank 0 says so, and with a file one rank of each node; the "
+    "others only with R2CCL_LOG=info.",
 )
 
 

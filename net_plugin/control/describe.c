@@ -9,9 +9,8 @@
 #include <unistd.h>
 
 #include "control/impl.h"
+#include "settings/launch.h"
 
-static const char *const rank_variables[] = {"RANK",     "OMPI_COMM_WORLD_RANK", "PMIX_RANK",
-                                             "PMI_RANK", "SLURM_PROCID",         NULL};
 static const char *const ranks_variables[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
                                               "SLURM_NTASKS", NULL};
 static const char *const job_variables[] = {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID",
@@ -40,11 +39,6 @@ static int number_or(const char *text, int otherwise)
     if (errno || end == text || *end || value < 0 || value > INT_MAX)
         return otherwise;
     return (int)value;
-}
-
-int r2_control_env_rank(void)
-{
-    return number_or(first_set(rank_variables), -1);
 }
 
 static ssize_t read_file(const char *path, char *buf, size_t size)
@@ -107,7 +101,7 @@ void r2_control_describe(struct r2_control *ctl, const struct r2_control_info *i
 {
     struct r2_seg_process *row = &ctl->seg->process;
     const char *job = info->job && *info->job ? info->job : first_set(job_variables);
-    int rank = info->rank >= 0 ? info->rank : number_or(first_set(rank_variables), -1);
+    int rank = info->rank >= 0 ? info->rank : r2_launch_rank();
     int ranks = info->ranks > 0 ? info->ranks : number_or(first_set(ranks_variables), 0);
 
     r2_row_begin(&row->seq);

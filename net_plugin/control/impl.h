@@ -77,8 +77,6 @@ void r2_row_mark(struct r2_control *ctl, enum r2_seg_kind kind, uint32_t row);
 
 /* Fills the process row, what the environment knows of rank and job included. */
 void r2_control_describe(struct r2_control *ctl, const struct r2_control_info *info);
-/* The rank in the job, as the launcher's variables say it; -1: they do not. */
-int r2_control_env_rank(void);
 /* Start ticks of this process and inode of its PID namespace; 0 where /proc does not say. */
 uint64_t r2_control_start_ticks(void);
 uint64_t r2_control_pidns(void);

@@ -9,6 +9,7 @@
 
 #include "engine/engine.h"
 #include "nccl_abi/abi.h"
+#include "settings/launch.h"
 #include "settings/settings.h"
 #include "util/log.h"
 
@@ -73,9 +74,9 @@ static void say_without_shim(void)
 
     r2_settings_of_shim(r2_settings_get(), getenv, names, sizeof(names));
     if (names[0])
-        R2_TELL("%s: no effect without the shim: start the program with `r2ccl-ctl run --preload` "
-                "or LD_PRELOAD=libr2ccl.so",
-                names);
+        R2_TELL_ONE("%s: no effect without the shim: start the program with `r2ccl-ctl run "
+                    "--preload` or LD_PRELOAD=libr2ccl.so",
+                    names);
 }
 
 /* With the shim preloaded, NCCL's first call has come through it by now. In R2CCL_MODE=off the shim

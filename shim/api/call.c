@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "comms/comms.h"
+#include "settings/launch.h"
 #include "settings/settings.h"
 #include "util/log.h"
 
@@ -57,15 +58,15 @@ static void say_idle(const struct r2_settings *settings)
     bool direct = settings->allreduce == R2_ALLREDUCE_DIRECT;
 
     if (settings->mode <= R2_MODE_BALANCE && plan && plan[0] && strcmp(plan, "off") != 0)
-        R2_WARN("R2CCL_PLAN=%s does nothing in R2CCL_MODE=off, migrate or balance", plan);
+        R2_TELL_ONE("R2CCL_PLAN=%s does nothing in R2CCL_MODE=off, migrate or balance", plan);
     if (settings->mode > R2_MODE_BALANCE && settings->mode != R2_MODE_AUTO &&
         settings->plan != R2_PLAN_SETTING_AUTO)
-        R2_WARN("R2CCL_MODE=%d takes no schedule with R2CCL_PLAN=%s: unset R2CCL_PLAN",
-                settings->mode, plan);
+        R2_TELL_ONE("R2CCL_MODE=%d takes no schedule with R2CCL_PLAN=%s: unset R2CCL_PLAN",
+                    settings->mode, plan);
     if (settings->mode == R2_MODE_OFF && direct)
-        R2_WARN("R2CCL_ALLREDUCE=direct does nothing in R2CCL_MODE=off");
+        R2_TELL_ONE("R2CCL_ALLREDUCE=direct does nothing in R2CCL_MODE=off");
     if (settings->mode == R2_MODE_ALLREDUCE && direct)
-        R2_WARN("R2CCL_MODE=r2ccl-allreduce takes no schedule with R2CCL_ALLREDUCE=direct");
+        R2_TELL_ONE("R2CCL_MODE=r2ccl-allreduce takes no schedule with R2CCL_ALLREDUCE=direct");
 }
 
 static void start(void)

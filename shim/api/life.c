@@ -7,6 +7,7 @@
 #include "api/call.h"
 #include "comms/comms.h"
 #include "comms/follow.h"
+#include "settings/launch.h"
 #include "util/log.h"
 
 /* FNV-1a: the same on all ranks, which is all that is asked of it. */
@@ -92,8 +93,9 @@ int ncclSetEncryption(const void *config)
     if (!fn)
         return call.error;
     if (call.active)
-        R2_TELL("ncclSetEncryption encrypts NCCL's own sockets only: the data that R2CCL carries "
-                "between nodes is not encrypted");
+        R2_TELL_ONE(
+            "ncclSetEncryption encrypts NCCL's own sockets only: the data that R2CCL carries "
+            "between nodes is not encrypted");
     result = fn(config);
     r2_call_leave(&call);
     return result;

@@ -79,6 +79,6 @@ def test_own_rules(build: Build) -> None:
 
 def test_what_has_no_counterpart_is_named(build: Build) -> None:
     said, _ = job(build, R2CC_AR_SCHEDULE="1", NCCL_R2CC_FAILOVER_TIMEOUT_MS="5000")
-    assert said.count("R2CC_AR_SCHEDULE has no effect: ") == 2, said
+    assert said.count("R2CC_AR_SCHEDULE has no effect: ") == 1, said
     line = "NCCL_R2CC_FAILOVER_TIMEOUT_MS has no effect: R2CCL_HEARTBEAT says"
-    assert said.count(line) == 2, said
+    assert said.count(line) == 1, said

@@ -9,6 +9,7 @@
 
 #include "engine/loop/loop.h"
 #include "io/pollers.h"
+#include "settings/launch.h"
 #include "topology/device.h"
 #include "util/exit.h"
 #include "util/lock.h"
@@ -86,7 +87,7 @@ static int find_nics(void)
 static void tell_lines(const char *text)
 {
     for (; text && *text; text += strcspn(text, "\n"), text += *text == '\n')
-        R2_TELL("%.*s", (int)strcspn(text, "\n"), text);
+        R2_TELL_ONE("%.*s", (int)strcspn(text, "\n"), text);
 }
 
 static void log_once(void)

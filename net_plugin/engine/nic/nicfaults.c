@@ -9,6 +9,7 @@
 #include "engine/nic/faultrules.h"
 #include "engine/nic/nics.h"
 #include "io/localranks.h"
+#include "settings/launch.h"
 
 #define STEP 10 /* R2CC_DISCONNECTED_STEP, where it is not set */
 
@@ -28,7 +29,7 @@ static int number_or(const char *text, int otherwise)
 static int own_node(void)
 {
     const char *group = getenv("GROUP_RANK"), *slurm = getenv("SLURM_NODEID");
-    int rank = r2_control_env_rank(), local = r2_local_ranks(getenv);
+    int rank = r2_launch_rank(), local = r2_local_ranks(getenv);
 
     if (group && *group)
         return number_or(group, -1);
@@ -46,7 +47,7 @@ static bool is_own_node(const char *node)
 static bool is_for_us(const struct r2_fault_rule *rule)
 {
     return (!rule->node[0] || is_own_node(rule->node)) &&
-           (rule->rank < 0 || rule->rank == r2_control_env_rank());
+           (rule->rank < 0 || rule->rank == r2_launch_rank());
 }
 
 /* By name, interface, address or RDMA device, or as the n-th of this process; -1. */
@@ -173,7 +174,7 @@ void r2_nicfaults_start(uint64_t now)
 
     started_at = now;
     if (n < 0)
-        R2_TELL("R2CCL_FAULTS is not followed: %s", err);
+        R2_TELL_ONE("R2CCL_FAULTS is not followed: %s", err);
     for (int i = 0; i < n; i++)
         if (is_for_us(&rules[i]))
             rules[n_rules++] = rules[i];

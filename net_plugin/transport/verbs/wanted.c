@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "settings/launch.h"
 #include "settings/settings.h"
 #include "transport/verbs/verbs.h"
 #include "util/log.h"
@@ -46,9 +47,9 @@ static void read_index(const struct r2_settings *set)
     if (!text[0] || r2_wanted_is_number(text, -1, R2_GIDS_MOST - 1, &gid_index))
         return;
     gid_index = -1;
-    R2_TELL("%s=%s is no index of a GID: give a number from 0 to 255, such as 3; the entry "
-            "that fits the NIC is taken",
-            set->ib_gid_index[0] ? "R2CCL_IB_GID_INDEX" : "NCCL_IB_GID_INDEX", text);
+    R2_TELL_ONE("%s=%s is no index of a GID: give a number from 0 to 255, such as 3; the entry "
+                "that fits the NIC is taken",
+                set->ib_gid_index[0] ? "R2CCL_IB_GID_INDEX" : "NCCL_IB_GID_INDEX", text);
 }
 
 static void read_wants(const struct r2_settings *set)
@@ -60,16 +61,17 @@ static void read_wants(const struct r2_settings *set)
     w.v4 = strcmp(family, "AF_INET") == 0;
     w.v6 = strcmp(family, "AF_INET6") == 0;
     if (family[0] && !w.v4 && !w.v6)
-        R2_TELL("NCCL_IB_ADDR_FAMILY=%s is no address family of a GID: give AF_INET or AF_INET6; "
-                "entries of both are taken",
-                family);
+        R2_TELL_ONE(
+            "NCCL_IB_ADDR_FAMILY=%s is no address family of a GID: give AF_INET or AF_INET6; "
+            "entries of both are taken",
+            family);
     if (range[0] && (!r2_gid_range(range, &w) || (v6 ? w.v4 : w.v6))) {
-        R2_TELL("NCCL_IB_ADDR_RANGE=%s is no range of addresses%s: give ADDRESS/BITS, such as "
-                "10.0.0.0/8; entries of all addresses are taken",
-                range,
-                w.v4   ? " of AF_INET"
-                : w.v6 ? " of AF_INET6"
-                       : "");
+        R2_TELL_ONE("NCCL_IB_ADDR_RANGE=%s is no range of addresses%s: give ADDRESS/BITS, such as "
+                    "10.0.0.0/8; entries of all addresses are taken",
+                    range,
+                    w.v4   ? " of AF_INET"
+                    : w.v6 ? " of AF_INET6"
+                           : "");
         w.bits = 0;
     }
     w.version = r2_wanted_number("NCCL_IB_ROCE_VERSION_NUM", set->nccl_ib_roce_version, 0, 1, 2);
