@@ -8,9 +8,9 @@
 
 #include "control/control.h"
 #include "io/io.h"
-#include "io/localranks.h"
 #include "io/pause.h"
 #include "io/sharing.h"
+#include "settings/launch.h"
 #include "settings/settings.h"
 #include "util/clock.h"
 
@@ -77,7 +77,8 @@ void r2_pollers_start(struct r2_control *ctl, const struct r2_settings *set)
     pthread_mutex_lock(&at_it);
     control = ctl;
     settings = set;
-    word = (struct r2_sharing_word){.n = r2_local_ranks(getenv), .until = r2_now_ns() + WORD_NS};
+    word = (struct r2_sharing_word){.n = r2_launch_local_ranks(getenv),
+                                    .until = r2_now_ns() + WORD_NS};
     pthread_mutex_unlock(&at_it);
 }
 

@@ -19,9 +19,9 @@ struct r2_settings;
  * progress thread and the application keep busy. Pure. */
 int r2_pollers(int part);
 
-/* Takes the launcher's word from the environment (localranks.h). When the engine starts, on the
- * thread that starts it: another one might meet the application's setenv. `ctl` (may be NULL: then
- * nobody looks) knows the node's other processes; `set` stays valid. */
+/* Takes the launcher's word from the environment (settings/launch.h). When the engine starts, on
+ * the thread that starts it: another one might meet the application's setenv. `ctl` (may be NULL:
+ * then nobody looks) knows the node's other processes; `set` stays valid. */
 void r2_pollers_start(struct r2_control *ctl, const struct r2_settings *set);
 /* Looks at the machine and says to the threads how many of them may poll (r2_pause_let) and are
  * given something new (r2_io_use; R2CCL_IO_THREADS, when it is set, says that itself). Nothing if

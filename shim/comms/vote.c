@@ -21,6 +21,7 @@
 #include "real/nest.h"
 #include "real/real.h"
 #include "reduce/reduce.h"
+#include "settings/launch.h"
 #include "settings/settings.h"
 #include "util/clock.h"
 #include "util/lock.h"
@@ -226,13 +227,22 @@ static void drop(const struct parts *parts)
     r2_copies_free(parts->copies);
 }
 
+/* Ranks of a node use its NICs at the same time: those of this communicator, or each with one of
+ * its own. */
+static uint64_t nic_rate(const struct r2_vote *v)
+{
+    int here = r2_launch_local_ranks(getenv);
+
+    return r2_watch_capacity() / (uint64_t)(here > v->per_node ? here : v->per_node);
+}
+
 static int make(struct r2_vote *v, struct parts *out)
 {
     struct r2_direct_config config = {.net = r2_real_plugin_symbol("ncclNetPlugin_v12"),
                                       .id = r2_comms_id(v->comm),
                                       .rank = v->node,
                                       .p = v->nodes,
-                                      .nic_rate = r2_watch_capacity(),
+                                      .nic_rate = nic_rate(v),
                                       .changed = on_changed,
                                       .landed = on_landed,
                                       .caller = v};
@@ -262,7 +272,7 @@ static const char *reason(int rc)
     case -ENODEV:
         return "no NICs";
     case -ENOMEM:
-        return "no memory for the window (16 MiB, with a GPU pinned)";
+        return "no memory for the window (64 MiB at most, with a GPU pinned)";
     case -ENOSYS:
         return "NCCL gives no id for the node's ranks";
     default:

@@ -82,8 +82,8 @@ struct r2_direct_config {
     const struct r2_ncclnet_v12 *net;
     uint64_t id; /* of the communicator */
     int rank, p;
-    uint64_t nic_rate;                     /* bytes/s of the node's NICs; 0: not known */
-    struct r2_sizes_window memory;         /* all ranks alike; {0}: r2_sizes_window */
+    uint64_t nic_rate;                     /* bytes/s, this rank's part; 0: not known */
+    struct r2_sizes_window memory;         /* slots alike on all ranks; {0}: r2_sizes_window */
     size_t credit;                         /* posted on a connection; 0: r2_sizes_credit */
     const struct r2_direct_device *device; /* NULL: r2_direct_host */
     void *user;                            /* its first argument */

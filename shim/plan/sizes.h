@@ -3,12 +3,13 @@
  * p - 1 peers send to a NIC at once. What they may send is what is posted: more than the queue
  * before the NIC holds is lost and sent again, less than the round trip needs leaves the NIC idle.
  * R2_SIZES_CREDIT is 4 ms of 8 Gbit/s: what shallow queues of two NICs hold, and several round
- * trips. It is enough for 50 Gbit/s; a node with faster NICs takes more in proportion. A rank that
+ * trips. It is enough for 50 Gbit/s; a rank with more takes more in proportion. A rank that
  * has lost NICs posts less: on each lane a piece for every NIC that it has left and one more, on
  * all lanes 1 MiB for each NIC left. Fewer than half count as half.
  *
  * All ranks must come to the same slot and piece. How many slots a rank has, and what it posts, is
- * its own affair. `rate`: bytes/s of all its node's NICs when they are healthy, 0: not known.
+ * its own affair. `rate`: bytes/s of all its node's NICs when they are healthy, divided by the
+ * ranks of the node; 0: not known. A connection has 32 messages at most, whatever is posted.
  */
 #ifndef R2_PLAN_SIZES_H
 #define R2_PLAN_SIZES_H

@@ -158,7 +158,7 @@ def test_one_node(build: Build) -> None:
     ("variable", "why"),
     [
         ("R2_FAKECUDA_NO_WAITS", "CUDA's driver has no stream waits"),
-        ("R2_FAKECUDA_FULL", "no memory for the window (16 MiB, with a GPU pinned)"),
+        ("R2_FAKECUDA_FULL", "no memory for the window (64 MiB at most, with a GPU pinned)"),
     ],
 )
 def test_a_driver_that_cannot(build: Build, variable: str, why: str) -> None:

@@ -24,7 +24,7 @@
 #define NSIM_NICS 4
 #define NSIM_PACKET 8948u
 #define NSIM_HEADERS 66
-#define NSIM_MESSAGES 1024 /* of a stream, at once; a power of two */
+#define NSIM_MESSAGES 32 /* of a stream, at once, as of a connection of NCCL's */
 #define NSIM_CHUNK (512u << 10)
 
 struct nsim_chunk {
@@ -64,7 +64,7 @@ struct nsim_message {
 /* One stream from one rank to another: messages so far. */
 struct nsim_stream {
     struct nsim_message of[NSIM_MESSAGES];
-    uint32_t sent, heard, waiting, arrived, acked, told_receiver, told_sender;
+    uint32_t sent, posted, heard, waiting, arrived, acked, told_receiver, told_sender;
 };
 
 struct nsim_path {
@@ -341,15 +341,19 @@ static int nsim_post(void *user, enum r2_lane_kind kind, int peer, void *data, s
 {
     struct nsim_rank *r = user;
     int sums = kind == R2_LANE_DOWN || kind == R2_LANE_OUT, nic = 0;
-    struct nsim_stream *s = &r->stream[peer][sums];
+    struct nsim_stream *s = &r->stream[peer][sums], *in = &nsim.ranks[peer].stream[r->me][sums];
 
     (void)data;
     if (kind == R2_LANE_UP || kind == R2_LANE_OUT) {
-        CHECK(s->sent - s->acked < NSIM_MESSAGES);
+        if (s->sent - s->told_sender == NSIM_MESSAGES)
+            return 0;
         s->of[s->sent++ % NSIM_MESSAGES] = (struct nsim_message){.len = (uint32_t)len};
         nsim_kick(r->me, peer);
         return 1;
     }
+    if (in->posted - in->told_receiver == NSIM_MESSAGES)
+        return 0;
+    in->posted++;
     do
         nic = (int)(r->frames++ % NSIM_NICS);
     while (!nsim_reaches(r->me, peer, nic));

@@ -555,11 +555,12 @@ TEST(a_large_operation_fits_the_queue)
         {R2_SCHEDULE_R2CCL, 4, 16, {16384, 16384, 16384, 16384}},
     };
 
-    for (size_t k = 0; k < sizeof(cases) / sizeof(cases[0]); k++)
-        for (uint64_t mib = 1; mib <= cases[k].most; mib *= 2) {
+    for (size_t i = 0; i < 2 * sizeof(cases) / sizeof(cases[0]); i++)
+        for (uint64_t mib = 1; mib <= cases[i / 2].most; mib *= 2) {
+            size_t k = i / 2;
             const uint32_t *weights = cases[k].weights;
             int n = cases[k].p, got, rc;
-            struct r2_sizes_window w = r2_sizes_window(n, UINT64_MAX); /* the most slots */
+            struct r2_sizes_window w = r2_sizes_window(n, i % 2 ? UINT64_MAX : 0);
             struct r2_schedule_data data = {.p = n, .count = mib * MIB / 4, .elem = 4};
             struct r2_schedule s;
 

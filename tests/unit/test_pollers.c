@@ -16,10 +16,10 @@
 #include "engine/loop/loop.h"
 #include "holder.h"
 #include "io/io.h"
-#include "io/localranks.h"
 #include "io/pause.h"
 #include "io/pollers.h"
 #include "io/sharing.h"
+#include "settings/launch.h"
 
 #define THREADS 4
 #define CORES 16
@@ -220,8 +220,8 @@ TEST(what_launchers_say)
 
     for (size_t i = 0; i < sizeof(said) / sizeof(said[0]); i++) {
         launched = said[i].env;
-        CHECK_MSG(r2_local_ranks(variable) == said[i].ranks, "%s gives %d, not %d", launched,
-                  r2_local_ranks(variable), said[i].ranks);
+        CHECK_MSG(r2_launch_local_ranks(variable) == said[i].ranks, "%s gives %d, not %d", launched,
+                  r2_launch_local_ranks(variable), said[i].ranks);
     }
 }
 

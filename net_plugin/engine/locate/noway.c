@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "engine/locate/locate.h"
-#include "io/localranks.h"
+#include "settings/launch.h"
 
 #define TRIED_NS (3 * R2_NS_PER_S)
 #define TRIED_LEAST 3 /* attempts of each pair */

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "engine/message/message.h"
-#include "io/localranks.h"
+#include "settings/launch.h"
 #include "settings/settings.h"
 #include "settings/values.h"
 
@@ -89,7 +89,7 @@ static void say_memory(uint64_t bytes)
 {
     char groups[1024] = "", text[400];
     FILE *file = fopen("/proc/self/cgroup", "re");
-    int ranks = r2_local_ranks(getenv);
+    int ranks = r2_launch_local_ranks(getenv);
     size_t n = file ? fread(groups, 1, sizeof(groups) - 1, file) : 0;
 
     groups[n] = '\0';

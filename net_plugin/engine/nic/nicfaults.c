@@ -8,7 +8,6 @@
 #include "control/impl.h"
 #include "engine/nic/faultrules.h"
 #include "engine/nic/nics.h"
-#include "io/localranks.h"
 #include "settings/launch.h"
 
 #define STEP 10 /* R2CC_DISCONNECTED_STEP, where it is not set */
@@ -29,7 +28,7 @@ static int number_or(const char *text, int otherwise)
 static int own_node(void)
 {
     const char *group = getenv("GROUP_RANK"), *slurm = getenv("SLURM_NODEID");
-    int rank = r2_launch_rank(), local = r2_local_ranks(getenv);
+    int rank = r2_launch_rank(), local = r2_launch_local_ranks(getenv);
 
     if (group && *group)
         return number_or(group, -1);

@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include "io/fault.h"
-#include "io/localranks.h"
 #include "io/pollers.h"
+#include "settings/launch.h"
 #include "settings/settings.h"
 #include "topology/local.h"
 #include "topology/nettables.h"

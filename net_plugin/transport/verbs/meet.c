@@ -370,7 +370,8 @@ static void oob_ready(struct r2_io_fd *f, uint32_t events)
 
 /* Takes the socket, also if it fails. The I/O thread's reference goes with r2_ep.reap. What has
  * failed since the endpoint was made did not find it in the list (fail_all counts before it looks);
- * from here on it does. */
+ * from here on it does. The lock keeps the thread that reaps it from ending the timer before it is
+ * set. */
 static int watch(struct r2_ep *ep, int fd, enum r2_v_stage stage)
 {
     int rc;
@@ -379,17 +380,18 @@ static int watch(struct r2_ep *ep, int fd, enum r2_v_stage stage)
     ep->oob.ready = oob_ready;
     ep->stage = stage;
     r2_vep_get(ep);
-    r2_timer_set(&ep->timer, r2_now_ns() + R2_VERBS_MEET_NS);
     pthread_mutex_lock(&r2_verbs.lock);
     rc = ep->fails != atomic_load(&r2_verbs.fails) ? -ESHUTDOWN : r2_io_add(ep->io, &ep->oob);
-    if (rc == 0)
+    if (rc == 0) {
         r2_list_add_tail(&r2_verbs.eps, &ep->node);
+        r2_timer_set(&ep->timer, r2_now_ns() + R2_VERBS_MEET_NS);
+    }
     pthread_mutex_unlock(&r2_verbs.lock);
-    if (rc == 0)
-        return 0;
-    r2_timer_set(&ep->timer, 0);
-    r2_tcp_close_fd(fd, true);
-    r2_vep_put(ep);
+    if (rc) {
+        ep->oob.fd = -1;
+        r2_tcp_close_fd(fd, true);
+        r2_vep_put(ep);
+    }
     return rc;
 }
 

@@ -282,7 +282,7 @@ struct r2_verbs {
     struct r2_slot slots[R2_MAX_HCAS];
     int n_slots;
     struct r2_vnic nics[R2_MAX_NICS];
-    atomic_uint fails; /* of devices and ports, for endpoints that are not in the list yet */
+    atomic_uint fails; /* of any device, port or queue: an endpoint that is being made ends, too */
     pthread_mutex_t lock;
     struct r2_list eps;
 };
