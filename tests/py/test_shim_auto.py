@@ -133,25 +133,24 @@ def test_plan_show_says_why_there_is_none(build: Build, env: dict[str, str], sai
         assert running.running
 
 
-@pytest.mark.parametrize(
-    ("nodes", "env", "said"),
-    [
-        (
-            2,
-            {"R2CCL_PLAN": "shadow"},
-            "no plans, which R2CCL_PLAN or R2CCL_MODE asks for: on two nodes",
-        ),
-        (2, {"R2CC_MODE": "3"}, "no plans, which R2CCL_PLAN or R2CCL_MODE asks for: on two nodes"),
-        (3, {"R2CCL_MODE": "4", "R2CCL_PLAN": "off"}, "takes no schedule with R2CCL_PLAN=off"),
-    ],
-)
-def test_a_mode_that_cannot_be_had(
-    build: Build, nodes: int, env: dict[str, str], said: str
-) -> None:
+@pytest.mark.parametrize(("name", "value"), [("R2CCL_PLAN", "shadow"), ("R2CC_MODE", "3")])
+def test_a_mode_that_cannot_be_had(build: Build, name: str, value: str) -> None:
     """One line of each rank says so."""
+    said = "no plans, which R2CCL_PLAN or R2CCL_MODE asks for: on two nodes"
     with preloaded(
-        build, f"no-mode-{nodes}-{len(env)}", ("-e", "2M", "-n", "20"), env, nodes
+        build, f"no-mode-{value}", ("-e", "2M", "-n", "20"), {name: value}, 2
     ) as running:
         assert running.wait(60) == 0
         for rank in running.ranks:
             assert rank.output.count(said) == 1, rank.output
+
+
+def test_a_mode_without_plans(build: Build) -> None:
+    """The settings are those of all ranks: one says so."""
+    env = {"R2CCL_MODE": "4", "R2CCL_PLAN": "off"}
+    with preloaded(build, "no-plans", ("-e", "2M", "-n", "2"), env, 3) as running:
+        assert running.wait(60) == 0
+        said = [
+            rank.output.count("takes no schedule with R2CCL_PLAN=off") for rank in running.ranks
+        ]
+        assert sum(said) == 1, said
