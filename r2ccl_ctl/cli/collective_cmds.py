@@ -40,7 +40,7 @@ from r2ccl_ctl.units import show_bytes
 def collectives() -> None:
     """See how long collectives take, and start or stop recording it.
 
-    Recording is off at the start of a job and costs nothing then. It needs NCCL 2.28 or later. If
+    Recording is off at the start of a job. It needs NCCL 2.28 to 2.32. If
     NCCL loads a profiler of your own (NCCL_PROFILER_PLUGIN or libnccl-profiler.so), that one is
     used, and R2CCL records nothing.
 
