@@ -475,10 +475,11 @@ def test_a_rank_that_stands_still_and_one_that_is_stopped(build: Build, tmp_path
         (wait,) = first["waits"]
         assert (wait["kind"], wait["rank"], wait["host"], wait["nic"]) == ("late", 1, "node1", "")
         assert (first["behind"], second["behind"]) == (0, 1)
-        shown = call("ps", "--comms", "--pid", str(second["pid"])).stdout
-        number = second["operations"] + 1
-        assert f"has not called #{number} (all-reduce of " in shown, shown
-        assert "no NIC is at fault" in shown
+        late = f"has not called #{second['operations'] + 1} (all-reduce of "
+        # A busy machine may keep the process silent for a while, or make a path count as slow.
+        words = re.compile(re.escape(late) + r".*(no NIC is at fault|not well: .* of its share)")
+        argv = ("ps", "--comms", "--pid", str(second["pid"]))
+        until(lambda: words.search(call(*argv).stdout), late, 30)
         os.kill(second["pid"], signal.SIGSTOP)
         try:
             until(lambda: in_json(name)[0]["waits"][0]["kind"] == "silent", "it is silent", 30)
