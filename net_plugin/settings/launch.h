@@ -28,8 +28,8 @@ int r2_launch_local_ranks(r2_env_fn env);
  * know its rank. */
 bool r2_launch_speaks(void);
 
-/* Of what the user has given to all ranks alike: aloud by one of them, at level INFO by the others.
- */
+/* About what the user has given to all ranks alike: one of them warns, the others say it at level
+ * INFO. */
 #define R2_TELL_ONE(...)                                                                           \
     do {                                                                                           \
         if (r2_launch_speaks())                                                                    \

@@ -7,8 +7,8 @@
  * has lost NICs posts less: on each lane a piece for every NIC that it has left and one more, on
  * all lanes 1 MiB for each NIC left. Fewer than half count as half.
  *
- * All ranks must come to the same slot and piece. How many slots a rank has, and what it posts, is
- * its own affair. `rate`: bytes/s of all its node's NICs when they are healthy, divided by the
+ * All ranks must come to the same slot and piece. They may differ in the number of slots and in
+ * what they post. `rate`: bytes/s of all its node's NICs when they are healthy, divided by the
  * ranks of the node; 0: not known. A connection has 32 messages at most, whatever is posted.
  */
 #ifndef R2_PLAN_SIZES_H

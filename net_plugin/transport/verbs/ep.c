@@ -35,7 +35,7 @@ static void task_run(struct r2_task *t)
      */
     r2_vep_run(ep, 0);
     if (reap) {
-        pthread_mutex_lock(&r2_verbs.lock); /* behind who sets it first (meet.c) */
+        pthread_mutex_lock(&r2_verbs.lock); /* watch has set it then (meet.c) */
         r2_timer_set(&ep->timer, 0);
         pthread_mutex_unlock(&r2_verbs.lock);
         r2_vep_put(ep);

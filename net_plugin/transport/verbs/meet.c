@@ -370,8 +370,8 @@ static void oob_ready(struct r2_io_fd *f, uint32_t events)
 
 /* Takes the socket, also if it fails. The I/O thread's reference goes with r2_ep.reap. What has
  * failed since the endpoint was made did not find it in the list (fail_all counts before it looks);
- * from here on it does. The lock keeps the thread that reaps it from ending the timer before it is
- * set. */
+ * from here on it does. The thread that ends the timer takes the lock, too, so the timer is set
+ * before. */
 static int watch(struct r2_ep *ep, int fd, enum r2_v_stage stage)
 {
     int rc;
