@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from conftest import ROOT, Build
+from segment_bed import until
 
 from r2ccl_ctl import control
 from r2ccl_ctl.control import Command, Process
@@ -147,7 +148,10 @@ def last_of(folder: Path, rank: int) -> int:
 
 
 def end_at(folder: Path, name: str, ahead: int = 60) -> None:
-    """An operation that no rank has come to: each takes 10 ms, and none is ahead by two."""
+    """An operation that no rank has come to: each takes 10 ms, and none is ahead by two. The last
+    line may be of operations that have ended: those of the next communicator begin with 0 again."""
+    before = last_of(folder, 0)
+    until(lambda: last_of(folder, 0) != before, "one more operation", 60)
     fresh = folder / f"{name}.new"
     fresh.write_text(str(last_of(folder, 0) + ahead))
     fresh.rename(folder / name)
