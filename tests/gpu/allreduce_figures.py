@@ -56,8 +56,8 @@ def states(names: Sequence[str], nodes: int, nics: int) -> list[State]:
     return [State(name, known[name]) for name in names]
 
 
-def ring(size: int, bandwidths: Sequence[float]) -> float:
-    p = len(bandwidths)
+def ring(size: int, bandwidths: Sequence[float], per_node: int = 1) -> float:
+    p = len(bandwidths) * per_node
     return 2 * (p - 1) / p * size / min(bandwidths)
 
 
@@ -164,6 +164,7 @@ class Bed:
     rate: int
     raw: tuple[float, ...] = ()
     both: float = 0.0
+    per_node: int = 1
 
 
 def table(bed: Bed, order: Sequence[State], rings: dict[str, dict[int, list[float]]],
@@ -178,7 +179,7 @@ def table(bed: Bed, order: Sequence[State], rings: dict[str, dict[int, list[floa
             row: dict[str, Any] = {
                 "state": state.name, "size": size, "plan": taken.get(state.name, ""),
                 "ring_ms": round(statistics.median(without) * 1e3, 2), "ring_runs": len(without),
-                "ring_model_ms": round(ring(size, bandwidths) * 1e3, 2),
+                "ring_model_ms": round(ring(size, bandwidths, bed.per_node) * 1e3, 2),
                 "lower_ms": round(lower(size, bandwidths) * 1e3, 2),
                 "planned_ms": None, "planned_runs": len(with_plan),
             }
@@ -193,18 +194,17 @@ def table(bed: Bed, order: Sequence[State], rings: dict[str, dict[int, list[floa
                 row["spread"] = round((max(with_plan) - min(with_plan)) * 1e3
                                       / row["planned_ms"], 3)
             if bed.raw:
-                row |= _beside_raw(row, state.of_nics(bed.nodes, bed.raw),
-                                   bed.both / sum(bed.raw))
+                row |= _beside_raw(bed, row, state.of_nics(bed.nodes, bed.raw))
             rows.append(row)
     return rows
 
 
-def _beside_raw(row: dict[str, Any], bandwidths: Sequence[float], both: float) -> dict[str, Any]:
-    """both: the share of its bandwidth that a NIC carried while all nodes sent as much."""
+def _beside_raw(bed: Bed, row: dict[str, Any], bandwidths: Sequence[float]) -> dict[str, Any]:
     size, planned = row["size"], row["planned_ms"]
+    both = bed.both / sum(bed.raw)  # of a NIC's bandwidth, while all nodes sent as much
     more: dict[str, Any] = {
-        f"raw_{name}_ms": round(model(size, bandwidths) * 1e3, 2)
-        for name, model in (("ring_model", ring), ("lower", lower))
+        "raw_ring_model_ms": round(ring(size, bandwidths, bed.per_node) * 1e3, 2),
+        "raw_lower_ms": round(lower(size, bandwidths) * 1e3, 2),
     }
     more["ring_of_raw"] = round(row["ring_ms"] / more["raw_ring_model_ms"], 3)
     if planned is not None:

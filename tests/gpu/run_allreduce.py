@@ -4,16 +4,17 @@
     run_allreduce.py                                # 4 nodes x 2 NICs of 4 Gbit/s, 64 to 512 MiB
     run_allreduce.py --nodes 8 --rate 2gbit         # 8 nodes on 4 GPUs (two nodes' ranks on each)
     run_allreduce.py --states one --nics 4 --rate 2gbit
+    run_allreduce.py --ranks-per-node 2             # 4 nodes share 2 GPUs
     run_allreduce.py --direct                       # R2CCL_ALLREDUCE=direct, healthy or not
     run_allreduce.py --states half --env R2CCL_MODE=r2ccl-allreduce   # beside its formula
     run_allreduce.py --standin --rate 100mbit --min 4M --max 16M     # without a GPU
 
-Nodes are network namespaces with veth NICs that tc shapes; 1 rank per node, which share GPUs where
-there are fewer. Two jobs of r2ccl_perf per turn, all sizes in turn in each, every value of every
-operation checked: NCCL_ALGO=Ring without plans, and only LD_PRELOAD and R2CCL_PLAN=auto. NICs are
-really taken away under the running job. Prints what each change took, and a table beside the models
-(docs/shim.md). Those are by the shapers' rate, less headers, and by what raw TCP carried over each
-NIC in the same run (build/bench/rawsock). --json FILE has everything. Ends within --budget seconds.
+Nodes are network namespaces with veth NICs that tc shapes. They share GPUs where there are few. Two
+jobs of r2ccl_perf per turn, all sizes in turn in each, every value of every operation checked:
+NCCL_ALGO=Ring without plans, and only LD_PRELOAD and R2CCL_PLAN=auto. NICs are really taken away
+under the running job. Prints what each change took, and a table beside the models (docs/shim.md).
+Those are by the shapers' rate, less headers, and by what raw TCP carried over each NIC in the same
+run (build/bench/rawsock). --json FILE has everything. Ends within --budget seconds.
 Exit code 0: all ran and no value was wrong; 1: not; 2: usage, or something is missing.
 """
 
@@ -263,6 +264,7 @@ def watched_change(setup: Setup, run: Running, lost: dict[int, int], state: Stat
     change_to(setup, lost, state.lost)
     change = Change(state.name, time.monotonic())
     if not state.lost:
+        change.plan = next((comm.plan for comm in comms), "")
         return change
 
     def taken() -> bool:
@@ -331,6 +333,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--nodes", type=int, default=4)
     p.add_argument("--nics", type=int, default=2, help="NICs per node")
+    p.add_argument("--ranks-per-node", type=int, default=1)
     p.add_argument("--rate", default="4gbit", help="of each NIC")
     p.add_argument("--min", default="64M")
     p.add_argument("--max", default="512M")
@@ -362,7 +365,7 @@ def report(opts: argparse.Namespace, rate: int, found: Found) -> dict[str, Any]:
     order = allreduce_figures.states(opts.states, opts.nodes, opts.nics)
     raw = raw_rates.middle(found.raw) if found.raw else None
     bed = allreduce_figures.Bed(opts.nodes, opts.nics, rate, raw.single if raw else (),
-                                raw.both if raw else 0.0)
+                                raw.both if raw else 0.0, opts.ranks_per_node)
     rows = allreduce_figures.table(bed, order, found.rings, found.plans, found.taken)
     changes = [change.to_json() for change in found.changes]
     say("\n".join(allreduce_figures.markdown(rows, changes)))
@@ -370,7 +373,8 @@ def report(opts: argparse.Namespace, rate: int, found: Found) -> dict[str, Any]:
     for problem in found.problems:
         say(f"PROBLEM: {problem}")
     return {
-        "schema": 1, "nodes": opts.nodes, "nics": opts.nics, "rate": rate, "rows": rows,
+        "schema": 1, "nodes": opts.nodes, "per_node": opts.ranks_per_node, "nics": opts.nics,
+        "rate": rate, "rows": rows,
         "raw": raw.to_json() if raw else None,
         "changes": changes, "operations": found.operations, "wrong": found.wrong,
         "problems": found.problems, "cores": len(os.sched_getaffinity(0)),
@@ -391,8 +395,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not opts.standin and gpus == 0:
             raise RunError("no NVIDIA GPU on this machine (no /dev/nvidia0): use --standin")
         with lab_bed(opts.nodes, opts.nics, rate=rate) as bed:
-            turns(Setup(bed, shape_for(opts.nodes, 1, gpus), opts, begun + opts.budget - 10),
-                  found)
+            shape = shape_for(opts.nodes, opts.ranks_per_node, gpus)
+            turns(Setup(bed, shape, opts, begun + opts.budget - 10), found)
     except (RunError, transports.TransportError, LabError, ValueError) as err:
         print(f"run_allreduce: {err}", file=sys.stderr)
         return 2
