@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#define ASSUMED_MBPS 100000
+
 struct r2_local r2_local;
 
 static pthread_mutex_t place_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -16,6 +18,20 @@ void r2_local_now(int dev, struct r2_nic *out)
     pthread_mutex_lock(&place_lock);
     *out = r2_local.nics[dev];
     pthread_mutex_unlock(&place_lock);
+}
+
+uint64_t r2ccl_local_speed(void)
+{
+    uint64_t mbps = 0;
+
+    for (int i = 0; i < r2_local.n; i++) {
+        const struct r2_nic *nic = &r2_local.nics[i];
+        bool says = nic->speed_known || !nic->link_up; /* else it is taken for one of its kind */
+
+        if (nic->weight > 0)
+            mbps += says ? (uint64_t)nic->speed_mbps : ASSUMED_MBPS;
+    }
+    return mbps * 125000;
 }
 
 void r2_local_move(int dev, const struct r2_nic *now)

@@ -228,12 +228,14 @@ static void drop(const struct parts *parts)
 }
 
 /* Ranks of a node use its NICs at the same time: those of this communicator, or each with one of
- * its own. */
+ * its own. (The control segment has no NICs before the first connection.) */
 static uint64_t nic_rate(const struct r2_vote *v)
 {
     int here = r2_launch_local_ranks(getenv);
+    uint64_t (*speed)(void);
 
-    return r2_watch_capacity() / (uint64_t)(here > v->per_node ? here : v->per_node);
+    *(void **)&speed = r2_real_plugin_symbol("r2ccl_local_speed");
+    return speed ? speed() / (uint64_t)(here > v->per_node ? here : v->per_node) : 0;
 }
 
 static int make(struct r2_vote *v, struct parts *out)

@@ -58,15 +58,6 @@ static void add_up(uint64_t *capacity, uint32_t *share)
     *share = all && left < all ? (uint32_t)(left * 65536 / all) : 65536;
 }
 
-uint64_t r2_watch_capacity(void)
-{
-    uint64_t capacity;
-    uint32_t share;
-
-    add_up(&capacity, &share);
-    return capacity;
-}
-
 bool r2_watch_stop(void)
 {
     const struct r2_segment *seg = r2_comm_segment();

@@ -21,8 +21,6 @@ void r2_watch_add(struct r2_watch_entry *entry);
 void r2_watch_remove(struct r2_watch_entry *entry);
 /* Look soon. Any thread, never waits. */
 void r2_watch_wake(void);
-/* Bytes/s of all NICs of the process but spares; 0: not known. Any thread, never waits. */
-uint64_t r2_watch_capacity(void);
 /* Whether the operator wants stock NCCL in this process (r2ccl-ctl plan off). */
 bool r2_watch_stop(void);
 /* A line in the process's journal, about plans. */

@@ -113,7 +113,7 @@ def test_status(start_writer: StartWriter) -> None:
     assert f"node-a  pid {writer.pid}  job {writer.job}" in text
     assert "signals that this process lacks: " in text
     (row,) = call_json("status", "--job", writer.job)["processes"]
-    assert sorted(row["missing_signals"]) == ["netlink", "numa"]
+    assert sorted(row["missing_signals"]) == ["netlink", "tcp-info"]
     nic = row["nics"][0]
     assert (nic["name"], nic["state"], nic["link"]) == ("127.0.1.1", "healthy", "up")
     assert nic["tx_rate"] > 1_000_000, "a rate is measured even by one call"

@@ -177,7 +177,7 @@ static void fill(struct writer *w, const char *peer_host)
                                                   .up_to = 4096,
                                                   .bus_bytes = 4000},
                       20000);
-    r2_control_set_missing(w->ctl, R2_SEG_MISSING_NETLINK | R2_SEG_MISSING_NUMA);
+    r2_control_set_missing(w->ctl, R2_SEG_MISSING_NETLINK | R2_SEG_MISSING_TCP_INFO);
     r2_gauge(&r2_control_gauges(w->ctl)->threads, 2);
     r2_control_publish(w->ctl, false);
 }

@@ -15,7 +15,7 @@ TEST(exports)
         "ncclNetPlugin_v9",     "ncclNetPlugin_v10",      "ncclNetPlugin_v11",
         "ncclNetPlugin_v12",    "r2ccl_control_segment",  "r2ccl_settings_json",
         "r2ccl_settings_notes", "r2ccl_shim_uses_plugin", "r2ccl_nics_json",
-        "r2ccl_nics_order",     "ncclProfiler_v5"};
+        "r2ccl_nics_order",     "r2ccl_local_speed",      "ncclProfiler_v5"};
     const int count = sizeof(wanted) / sizeof(wanted[0]);
     char command[PATH_MAX + 100];
     char line[512];

@@ -8,6 +8,7 @@
 #include <netinet/in.h>
 
 #include "check.h"
+#include "topology/local.h"
 #include "topology/nettables.h"
 #include "topology/nics.h"
 #include "topology/pick.h"
@@ -364,6 +365,9 @@ TEST(finish)
     CHECK_EQ(nics[4].speed_mbps, R2_NIC_MIN_REPORT); /* does not say: never a spare */
     CHECK_EQ(nics[4].weight, 10);
     CHECK_EQ(r2_nic_report_speed(&nics[2]), R2_NIC_MIN_REPORT);
+    r2_local.n = 5;
+    memcpy(r2_local.nics, nics, sizeof(nics));
+    CHECK_EQ(r2ccl_local_speed(), 4 * UINT64_C(12500000000)); /* all but the spare */
     for (int i = 0; i < 5; i++) {
         CHECK_NE(nics[i].guid, 0);
         CHECK_EQ(nics[i].rail, i);
