@@ -244,11 +244,12 @@ static int make(struct r2_vote *v, struct parts *out)
                                       .id = r2_comms_id(v->comm),
                                       .rank = v->node,
                                       .p = v->nodes,
+                                      .per_node = v->per_node,
                                       .nic_rate = nic_rate(v),
                                       .changed = on_changed,
                                       .landed = on_landed,
                                       .caller = v};
-    struct r2_sizes_window window = r2_sizes_window(v->nodes, config.nic_rate);
+    struct r2_sizes_window window = r2_sizes_window(v->nodes, config.nic_rate, v->per_node);
     int rc = config.net ? 0 : -ENOENT;
 
     *out = (struct parts){0};

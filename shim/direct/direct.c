@@ -383,8 +383,10 @@ int r2_direct_new(struct r2_direct **out, const struct r2_direct_config *config)
     if (!d)
         return -ENOMEM;
     d->config = *config;
+    if (!config->per_node)
+        d->config.per_node = 1;
     if (!config->memory.n_slots)
-        d->config.memory = r2_sizes_window(config->p, config->nic_rate);
+        d->config.memory = r2_sizes_window(config->p, config->nic_rate, d->config.per_node);
     if (!config->device) {
         d->config.device = &r2_direct_host;
         d->config.user = d->host_copies;
@@ -437,7 +439,8 @@ enum r2_direct_state r2_direct_state(struct r2_direct *d, int *error)
 /* Of all ranks alike. */
 static enum r2_schedule_kind kind_of(const struct r2_direct *d, const struct r2_direct_call *call)
 {
-    int p = d->config.p, own = d->config.memory.n_slots, least = r2_sizes_window(p, 0).n_slots;
+    int p = d->config.p, own = d->config.memory.n_slots,
+        least = r2_sizes_window(p, 0, d->config.per_node).n_slots;
     int rounds = (own < least ? own : least) / r2_sizes_round(p);
 
     return call->op == R2_NCCL_AVG || rounds < r2_exec_least(call->schedule) ? R2_SCHEDULE_DIRECT
@@ -458,9 +461,9 @@ static int plan(const struct r2_direct *d, struct operation *o)
     for (int r = 0; r < p; r++)
         equal[r] = (uint32_t)(R2_SCHEDULE_UNIT * (r + 1) / p - R2_SCHEDULE_UNIT * r / p);
     data.piece = r2_sizes_piece(d->config.memory.slot, p, call->count * elem, weights);
-    o->credit = d->config.credit
-                    ? d->config.credit
-                    : r2_sizes_credit(p, rank, weights, d->card.nics, d->config.nic_rate);
+    o->credit = d->config.credit ? d->config.credit
+                                 : r2_sizes_credit(p, rank, weights, d->card.nics,
+                                                   d->config.nic_rate, d->config.per_node);
     switch (kind) {
     case R2_SCHEDULE_DIRECT:
         return r2_schedule_direct(s, &data, rank, weights);

@@ -82,6 +82,7 @@ struct r2_direct_config {
     const struct r2_ncclnet_v12 *net;
     uint64_t id; /* of the communicator */
     int rank, p;
+    int per_node;                          /* ranks on each node; 0: one */
     uint64_t nic_rate;                     /* bytes/s, this rank's part; 0: not known */
     struct r2_sizes_window memory;         /* slots alike on all ranks; {0}: r2_sizes_window */
     size_t credit;                         /* posted on a connection; 0: r2_sizes_credit */

@@ -120,7 +120,7 @@ static void count_degraded(struct r2_plan_choice *c, const struct r2_plan_input 
 
 static size_t executor_piece(const struct r2_shard_input *model, const uint32_t *weights)
 {
-    struct r2_sizes_window w = r2_sizes_window(model->p, 0);
+    struct r2_sizes_window w = r2_sizes_window(model->p, 0, 1);
 
     return r2_sizes_piece(w.slot, model->p, model->bytes, weights);
 }

@@ -20,12 +20,13 @@
 #define PIECES 32 /* of the largest shard */
 #define PIECE_LEAST ((size_t)32 << 10)
 
-/* What is posted, and the memory, last for a time: at twice the rate it takes twice of them. */
-static double times(uint64_t rate)
+/* What is posted, and the memory, last for a time: at twice the rate it takes twice of them. Ranks
+ * of a node share what is for slow NICs. */
+static double times(uint64_t rate, int per_node)
 {
-    double t = (double)rate / RATE_OF_SLOW;
+    double t = (double)rate / RATE_OF_SLOW, least = 1.0 / per_node;
 
-    return t < 1 ? 1 : t > TIMES_MOST ? TIMES_MOST : t;
+    return t < least ? least : t > TIMES_MOST ? TIMES_MOST : t;
 }
 
 static size_t memory_of(int p)
@@ -80,19 +81,21 @@ static size_t of_slow(int p, int rank, const uint32_t *weights, unsigned nics)
     return share < pieces * SLOT_MOST ? share : pieces * SLOT_MOST;
 }
 
-size_t r2_sizes_credit(int p, int rank, const uint32_t *weights, unsigned nics, uint64_t rate)
+size_t r2_sizes_credit(int p, int rank, const uint32_t *weights, unsigned nics, uint64_t rate,
+                       int per_node)
 {
-    return (size_t)(times(rate) * (double)of_slow(p, rank, weights, nics));
+    return (size_t)(times(rate, per_node) * (double)of_slow(p, rank, weights, nics));
 }
 
-struct r2_sizes_window r2_sizes_window(int p, uint64_t rate)
+struct r2_sizes_window r2_sizes_window(int p, uint64_t rate, int per_node)
 {
-    size_t slot = SLOT_MOST, round = (size_t)r2_sizes_round(p), memory = memory_of(p);
+    size_t slot = SLOT_MOST, round = (size_t)r2_sizes_round(p), memory = memory_of(p), least;
 
     while (slot > SLOT_LEAST && (memory / slot / round < ROUNDS || POSTED * slot > per_lane(p)))
         slot /= 2;
-    memory = (size_t)(times(rate) * (double)memory);
-    memory = memory < MEMORY_MOST_FAST ? memory : MEMORY_MOST_FAST;
+    least = memory < ROUNDS * round * slot ? memory : ROUNDS * round * slot;
+    memory = (size_t)(times(rate, per_node) * (double)memory);
+    memory = memory < least ? least : memory < MEMORY_MOST_FAST ? memory : MEMORY_MOST_FAST;
     return (struct r2_sizes_window){.slot = slot, .n_slots = (int)(memory / slot)};
 }
 

@@ -477,7 +477,7 @@ static void nsim_step(const struct sim_event *e)
 /* Ranks with NICs of `rate` bytes per second each. Next comes nsim_plan. */
 static void nsim_open(double rate, unsigned seed)
 {
-    struct r2_sizes_window w = r2_sizes_window(NSIM_RANKS, (uint64_t)(NSIM_NICS * rate));
+    struct r2_sizes_window w = r2_sizes_window(NSIM_RANKS, (uint64_t)(NSIM_NICS * rate), 1);
 
     memset(&nsim, 0, sizeof(nsim));
     nsim.rate = rate;
@@ -519,7 +519,7 @@ static void nsim_plan(const int nics[], const struct r2_schedule_data *data,
         r->nics = nics[i];
         CHECK_EQ(r2_schedule_direct(&r->schedule, data, i, weights), 0);
         r->credit = r2_sizes_credit(NSIM_RANKS, i, weights, (unsigned)of_a_node,
-                                    (uint64_t)(NSIM_NICS * nsim.rate));
+                                    (uint64_t)(NSIM_NICS * nsim.rate), 1);
         for (int to = 0; to < NSIM_RANKS; to++)
             for (int nic = 0; nic < NSIM_NICS; nic++)
                 if (!was[i][to][nic])

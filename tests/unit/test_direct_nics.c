@@ -25,7 +25,7 @@ static double ratio(const int nics[], double gbit, uint64_t bytes)
         nodes[i] = (struct r2_shard_node){.out = each[i], .in = each[i]};
     }
     CHECK(r2_shard_weights(&in, weights));
-    data.piece = r2_sizes_piece(r2_sizes_window(NSIM_RANKS, 0).slot, NSIM_RANKS, bytes, weights);
+    data.piece = r2_sizes_piece(r2_sizes_window(NSIM_RANKS, 0, 1).slot, NSIM_RANKS, bytes, weights);
     nsim_plan(nics, &data, weights);
     for (int i = 0; i < OPERATIONS; i++) {
         double t = nsim_run();

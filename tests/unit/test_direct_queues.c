@@ -560,7 +560,7 @@ TEST(a_large_operation_fits_the_queue)
             size_t k = i / 2;
             const uint32_t *weights = cases[k].weights;
             int n = cases[k].p, got, rc;
-            struct r2_sizes_window w = r2_sizes_window(n, i % 2 ? UINT64_MAX : 0);
+            struct r2_sizes_window w = r2_sizes_window(n, i % 2 ? UINT64_MAX : 0, 1);
             struct r2_schedule_data data = {.p = n, .count = mib * MIB / 4, .elem = 4};
             struct r2_schedule s;
 

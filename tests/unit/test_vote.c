@@ -64,6 +64,7 @@ int fake_new(struct r2_direct **out, const struct r2_direct_config *config)
 {
     CHECK_EQ(config->p, NODES);
     CHECK_EQ(config->nic_rate, RATE);
+    CHECK_EQ(config->per_node, 1);
     seen.made++;
     if (seen.meanwhile)
         seen.meanwhile(seen.vote);
@@ -147,7 +148,7 @@ bool fake_cuda(void)
 
 int fake_copies_new(struct r2_copies **out, int device, size_t len)
 {
-    struct r2_sizes_window w = r2_sizes_window(NODES, RATE);
+    struct r2_sizes_window w = r2_sizes_window(NODES, RATE, 1);
 
     (void)device;
     CHECK_EQ(len, r2_sizes_bytes(&w));
