@@ -155,7 +155,7 @@ def test_narrow_terminal(start_writer: StartWriter) -> None:
     writer = start_writer()
     text = on_a_terminal("status", "--job", writer.job, env={"COLUMNS": "40", "NO_COLOR": "1"})
     assert "…" not in text
-    assert "signals that this process lacks: numa, netlink" in text.replace("\r\n", " ")
+    assert "signals that this process lacks: tcp-info, netlink" in text.replace("\r\n", " ")
     assert max(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in text.splitlines()) <= 40
 
 
