@@ -57,7 +57,8 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def predict(nodes: Sequence[Node], size: int, mode: str = "auto") -> Prediction:
+def predict(nodes: Sequence[Node], size: int, mode: str = "auto", per_node: int = 1) -> Prediction:
+    """per_node: ranks of each node."""
     p = len(nodes)
     if not 1 <= p <= MOST_NODES:
         raise R2UsageError(f"{p} nodes: give 1 to {MOST_NODES}")
@@ -70,6 +71,7 @@ def predict(nodes: Sequence[Node], size: int, mode: str = "auto") -> Prediction:
         p,
         doubles(*(node.capacity for node in nodes)),
         doubles(*(node.share for node in nodes)),
+        per_node,
         ctypes.c_uint64(size),
         WISHES[mode],
         figures,
@@ -110,16 +112,20 @@ def imagined(count: int, nics: int, rate: float, lost: Sequence[tuple[int, int]]
     ]
 
 
-def of_job(processes: Sequence[Process]) -> tuple[list[Node], str]:
-    """The nodes of a running job, and a remark. Only this host's processes are seen: others of the
-    job count as healthy, and as fast as the fastest here."""
+def of_job(processes: Sequence[Process]) -> tuple[list[Node], int, str]:
+    """The nodes of a running job, the ranks of each, and a remark. Only this host's processes are
+    seen: others of the job count as healthy, and as fast as the fastest here."""
     seen: dict[str, Node] = {}
-    expected = 0
+    expected, per_node = 0, 1
     for process in processes:
         snapshot = process.snapshot()
         speeds = [(nic.speed_mbps * 125_000, nic.state not in _DOWN) for nic in snapshot.nics]
         whole = sum(speed for speed, _ in speeds)
-        expected = max([expected, *(comm.nodes or 0 for comm in snapshot.comms)])
+        for comm in snapshot.comms:
+            if comm.nodes and comm.ranks:
+                expected, per_node = max(
+                    (expected, per_node), (comm.nodes, comm.ranks // comm.nodes)
+                )
         if not whole:
             continue
         node = Node(process.host, whole, sum(s for s, works in speeds if works) / whole)
@@ -131,4 +137,8 @@ def of_job(processes: Sequence[Process]) -> tuple[list[Node], str]:
     more = max(0, expected - len(nodes))
     fastest = max(node.capacity for node in nodes)
     nodes += [Node(f"elsewhere{i}", fastest, 1.0) for i in range(more)]
-    return nodes, f"{more} nodes are not on this host: they count as healthy" if more else ""
+    return (
+        nodes,
+        per_node,
+        f"{more} nodes are not on this host: they count as healthy" if more else "",
+    )

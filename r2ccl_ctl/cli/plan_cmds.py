@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from r2ccl_ctl import planner
 from r2ccl_ctl.cli.act_cmds import Said, show_said
@@ -75,6 +76,9 @@ def _lost(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+_OF_NODES = ("nodes", "gpus", "nics", "rate", "failed")
+
+
 @plan.command("predict")
 @click.option("--nodes", type=WholeNumber(min=1), help="Nodes of the job.")
 @count_option("--gpus", 1, "Ranks of each node.")
@@ -104,9 +108,9 @@ def predict(
 ) -> None:
     """Print what AllReduce would run as, and the time it takes.
 
-    This is the shim's own planner. Times are of the network alone, at the given rates. ring is
-    NCCL's, r2ccl-allreduce is by its authors' formula, and no schedule takes less than bound.
-    Traffic within a node counts as free.
+    This is the shim's own planner. Times are of the network and of the cores that handle messages,
+    at the given rates. ring is NCCL's over all ranks, r2ccl-allreduce is by its authors' formula,
+    and no schedule takes less than bound. Traffic within a node counts as free.
 
     \b
     Example:
@@ -114,15 +118,18 @@ def predict(
     """
     length, remark = of_option("--size", parse_size, size), ""
     if job is not None:
-        if nodes is not None or rate is not None or failed:
-            raise R2UsageError("--job has its own nodes: leave out --nodes, --rate and --fail")
-        found, remark = planner.of_job(select(Selection(job=job)))
+        given = click.get_current_context().get_parameter_source
+        if any(given(name) is ParameterSource.COMMANDLINE for name in _OF_NODES):
+            raise R2UsageError(
+                "--job has its own nodes: leave out --nodes, --gpus, --nics, --rate and --fail"
+            )
+        found, gpus, remark = planner.of_job(select(Selection(job=job)))
     else:
         if nodes is None or rate is None:
             raise R2UsageError("give --nodes and --rate, or --job")
         lost = [_lost(text) for text in failed]
         found = planner.imagined(nodes, nics, of_option("--rate", parse_rate, rate), lost)
-    answer = planner.predict(found, length, mode)
+    answer = planner.predict(found, length, mode, gpus)
     if as_json:
         print_json(_as_dict(found, gpus, length, mode, answer, remark))
         return

@@ -12,22 +12,23 @@ enum { STOCK, DIRECT, R2CCL, BOUND, GAIN, FIGURES };
 
 /* figures: ns of each schedule and of the bound (NAN: not to be had), and the gain. The number of
  * the schedule, or -EINVAL. */
-R2_EXPORT int r2ccl_plan_predict(int p, const double *capacity, const double *share, uint64_t bytes,
-                                 int wish, double figures[FIGURES], uint32_t *weights,
-                                 uint64_t *from_bytes, char *why, size_t room);
-int r2ccl_plan_predict(int p, const double *capacity, const double *share, uint64_t bytes, int wish,
-                       double figures[FIGURES], uint32_t *weights, uint64_t *from_bytes, char *why,
-                       size_t room)
+R2_EXPORT int r2ccl_plan_predict(int p, const double *capacity, const double *share, int per_node,
+                                 uint64_t bytes, int wish, double figures[FIGURES],
+                                 uint32_t *weights, uint64_t *from_bytes, char *why, size_t room);
+int r2ccl_plan_predict(int p, const double *capacity, const double *share, int per_node,
+                       uint64_t bytes, int wish, double figures[FIGURES], uint32_t *weights,
+                       uint64_t *from_bytes, char *why, size_t room)
 {
     struct r2_plan_node nodes[R2_PLAN_MOST];
     struct r2_plan_input in = {.p = p,
                                .nodes = nodes,
+                               .per_node = per_node,
                                .bytes = bytes,
                                .from_bytes = R2_LEADER_FROM,
                                .wish = (enum r2_plan_wish)wish};
     struct r2_plan_choice c;
 
-    if (p < 1 || p > R2_PLAN_MOST || bytes == 0 || wish < R2_PLAN_BEST ||
+    if (p < 1 || p > R2_PLAN_MOST || per_node < 1 || bytes == 0 || wish < R2_PLAN_BEST ||
         wish > R2_PLAN_ALWAYS_DIRECT)
         return -EINVAL;
     for (int i = 0; i < p; i++) {

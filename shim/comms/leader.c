@@ -65,6 +65,7 @@ static void choose(struct r2_leader *l, struct r2_plan_choice *choice)
     uint64_t bytes = atomic_load_explicit(&l->bytes, memory_order_relaxed);
     struct r2_plan_input input = {.p = l->p,
                                   .nodes = nodes,
+                                  .per_node = l->nranks / l->p,
                                   .bytes = bytes ? bytes : TYPICAL,
                                   .from_bytes = r2_leader_always() ? R2_VOTE_FROM : R2_LEADER_FROM,
                                   .wish = r2_leader_wish()};

@@ -106,8 +106,12 @@ static void to_shard(const struct r2_plan_input *in, struct r2_shard_input *mode
 
         nodes[i] = (struct r2_shard_node){.out = rate, .in = rate};
     }
-    *model = (struct r2_shard_input){
-        .p = in->p, .nodes = nodes, .bytes = in->bytes, .hop_ns = HOP_NS, .message_ns = MESSAGE_NS};
+    *model = (struct r2_shard_input){.p = in->p,
+                                     .nodes = nodes,
+                                     .per_node = in->per_node > 0 ? in->per_node : 1,
+                                     .bytes = in->bytes,
+                                     .hop_ns = HOP_NS,
+                                     .message_ns = MESSAGE_NS};
 }
 
 static void count_degraded(struct r2_plan_choice *c, const struct r2_plan_input *in)
@@ -120,9 +124,9 @@ static void count_degraded(struct r2_plan_choice *c, const struct r2_plan_input 
 
 static size_t executor_piece(const struct r2_shard_input *model, const uint32_t *weights)
 {
-    struct r2_sizes_window w = r2_sizes_window(model->p, 0, 1);
+    struct r2_sizes_window w = r2_sizes_window(model->p, 0, model->per_node);
 
-    return r2_sizes_piece(w.slot, model->p, model->bytes, weights);
+    return r2_sizes_piece(w.slot, model->p, model->bytes / (uint64_t)model->per_node, weights);
 }
 
 static double direct_ns(const struct r2_shard_input *model, const uint32_t *weights)

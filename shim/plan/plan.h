@@ -63,6 +63,7 @@ struct r2_plan_node {
 struct r2_plan_input {
     int p;
     const struct r2_plan_node *nodes;
+    int per_node;        /* ranks of each; 0: one */
     uint64_t bytes;      /* the size to predict for */
     uint64_t from_bytes; /* no plan for smaller ones */
     enum r2_plan_wish wish;

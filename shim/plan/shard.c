@@ -70,6 +70,11 @@ bool r2_shard_weights(const struct r2_shard_input *in, uint32_t *weights)
     return true;
 }
 
+static int per_node(const struct r2_shard_input *in)
+{
+    return in->per_node > 0 ? in->per_node : 1;
+}
+
 double r2_shard_ns(const struct r2_shard_input *in, const uint32_t *weights)
 {
     double n = (double)in->bytes, most = 0, owners = 0, worst = 0, rounds;
@@ -80,7 +85,7 @@ double r2_shard_ns(const struct r2_shard_input *in, const uint32_t *weights)
         most = fmax(most, weights[i]);
         owners += weights[i] > 0;
     }
-    rounds = fmax(1, ceil(n * most / R2_SCHEDULE_UNIT / (double)in->piece));
+    rounds = fmax(1, ceil(n / per_node(in) * most / R2_SCHEDULE_UNIT / (double)in->piece));
     for (int i = 0; i < in->p; i++) {
         const struct r2_shard_node *node = &in->nodes[i];
         double share = (double)weights[i] / R2_SCHEDULE_UNIT, own = weights[i] > 0;
@@ -95,7 +100,8 @@ double r2_shard_ns(const struct r2_shard_input *in, const uint32_t *weights)
 
 double r2_shard_ring_ns(const struct r2_shard_input *in)
 {
-    double bytes = 2.0 * (in->p - 1) / in->p * (double)in->bytes, worst = 0;
+    double ranks = in->p * per_node(in);
+    double bytes = 2 * (ranks - 1) / ranks * (double)in->bytes, worst = 0;
 
     if (in->p < 2)
         return 0;

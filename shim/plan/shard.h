@@ -1,14 +1,15 @@
 /* How long an AllReduce takes by each schedule of schedule.h, how long it takes at least, and the
  * weights with which `direct` comes closest. Pure: no clock, socket or thread.
  *
- * The model: a node is one rank with a full-duplex port; the network between the ports is free.
- * Cores count by the messages that they handle.
+ * The model: a node has a full-duplex port; the network between the ports is free, and so is what
+ * its ranks send each other. Cores count by the messages that they handle: with `direct` each rank
+ * of a node those of its slice.
  * - No schedule takes less than max(n / least rate, 2 (p - 1) n / sum of rates), for each of the
  *   two directions. n: the bytes of one rank's data.
  * - `direct`: a rank that owns the share w sends and receives n (1 + (p - 2) w). For p >= 3 some
  *   weights meet the bound if each node's two directions are equal. Of C rounds the first is filled
  *   before sums flow: times 1 + 1/C.
- * - The ring: 2 (p - 1)/p n at the least rate.
+ * - The ring: 2 (q - 1)/q n at the least rate, over all q ranks.
  * - R2CCL-AllReduce: the published model, for one slow node.
  * Times do not count what the wire's headers take: the caller gives rates of payload.
  *
@@ -29,6 +30,7 @@ struct r2_shard_node {
 struct r2_shard_input {
     int p; /* 1..R2_SCHEDULE_RANKS */
     const struct r2_shard_node *nodes;
+    int per_node;      /* ranks of each; 0: one */
     uint64_t bytes;    /* of one rank's data */
     size_t piece;      /* largest message */
     double hop_ns;     /* from one rank to the next, without the bytes */

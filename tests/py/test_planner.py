@@ -57,6 +57,16 @@ def test_never_below_the_bound(nodes: int, size: int) -> None:
         assert found.chosen == "stock" or found.times[found.chosen] < found.times["stock"]
 
 
+def test_ranks_of_a_node_share_the_messages() -> None:
+    """Fast NICs wait for cores: one rank of a node is too slow for direct, eight are not."""
+    nodes = planner.imagined(4, 4, 100 * GBIT, [(1, 0)])
+    one, eight = (planner.predict(nodes, 256 * MIB, per_node=ranks) for ranks in (1, 8))
+    assert (one.chosen, eight.chosen) == ("stock", "direct")
+    assert eight.times["direct"] < 1.05 * eight.bound == 1.05 * one.bound
+    # The ring's bytes: 2 (q - 1)/q of the data for q ranks.
+    assert eight.times["stock"] / one.times["stock"] == pytest.approx((31 / 32) / (3 / 4), rel=0.01)
+
+
 def test_the_form_without_a_command() -> None:
     words = ("--nodes", "4", "--gpus", "8", "--nics", "2", "--rate", "100gbit", "--fail", "1:0")
     done = call(*words, "--size", "256M", "--json")
@@ -92,6 +102,7 @@ def test_two_nodes_and_healthy_ones() -> None:
         (("--nodes", "4", "--rate", "1gbit", "--fail", "eth0"), "give NODE:NIC"),
         (("--nodes", "4", "--rate", "1gbit", "--size", "0"), "give 1 byte or more"),
         (("--job", "x", "--nodes", "4"), "--job has its own nodes"),
+        (("--job", "x", "--gpus", "4"), "leave out --nodes, --gpus"),
     ],
 )
 def test_usage(words: tuple[str, ...], said: str) -> None:
@@ -99,15 +110,16 @@ def test_usage(words: tuple[str, ...], said: str) -> None:
     assert done.exit_code != 0 and said in done.output, done.output
 
 
-def process(host: str, states: list[str], nodes: int | None) -> Any:
+def process(host: str, states: list[str], nodes: int) -> Any:
     nics = [SimpleNamespace(speed_mbps=10_000, state=state) for state in states]
-    snapshot = SimpleNamespace(nics=nics, comms=[SimpleNamespace(nodes=nodes)])
+    comms = [SimpleNamespace(nodes=1, ranks=8), SimpleNamespace(nodes=nodes, ranks=2 * nodes)]
+    snapshot = SimpleNamespace(nics=nics, comms=comms)
     return SimpleNamespace(host=host, snapshot=lambda: snapshot)
 
 
 def test_the_nodes_of_a_job() -> None:
     """Of several processes of a node the worst counts; nodes elsewhere count as healthy."""
-    found, remark = planner.of_job(
+    found, per_node, remark = planner.of_job(
         [
             process("a", ["active", "active"], 4),
             process("a", ["active", "drained"], 4),
@@ -115,7 +127,7 @@ def test_the_nodes_of_a_job() -> None:
         ]
     )
     assert [(node.name, node.share) for node in found[:2]] == [("a", 0.5), ("b", 1.0)]
-    assert len(found) == 4 and remark.startswith("2 nodes are not on this host")
+    assert (len(found), per_node) == (4, 2) and remark.startswith("2 nodes are not on this host")
     with pytest.raises(R2Error, match="no process of the job"):
         planner.of_job([process("a", [], 4)])
 

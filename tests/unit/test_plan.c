@@ -42,7 +42,8 @@ TEST(half_of_one_node)
     CHECK(c.plan.from_bytes >= MIB && c.plan.from_bytes < 256 * MIB);
 }
 
-/* The more nodes, the smaller the executor's pieces; fast NICs wait for the cores. */
+/* The more nodes, the smaller the executor's pieces; fast NICs wait for the cores. Each rank of a
+ * node has cores of its own. */
 TEST(messages_of_many_nodes)
 {
     const struct {
@@ -50,12 +51,13 @@ TEST(messages_of_many_nodes)
         double piece;
     } cases[] = {{4, 128 << 10}, {10, 64 << 10}, {18, 32 << 10}, {34, 16 << 10}};
 
-    for (int k = 0; k < 4; k++) {
-        int p = cases[k].p;
+    for (int k = 0; k < 8; k++) {
+        int p = cases[k / 2].p, per_node = k % 2 ? 8 : 1;
         struct r2_plan_node nodes[R2_PLAN_MOST];
-        struct r2_plan_input in = {.p = p, .nodes = nodes, .bytes = 1024 * MIB};
+        struct r2_plan_input in = {
+            .p = p, .nodes = nodes, .per_node = per_node, .bytes = (uint64_t)per_node * 1024 * MIB};
         struct r2_plan_choice c;
-        double rounds = ceil(1024.0 * (1 << 20) / p / cases[k].piece);
+        double rounds = ceil(1024.0 * (1 << 20) / p / cases[k / 2].piece);
 
         for (int i = 0; i < p; i++)
             nodes[i] = (struct r2_plan_node){1e15, 1};
