@@ -176,6 +176,7 @@ TEST(a_loss_and_a_return)
     CHECK_EQ(seen.plan.schedule, R2_PLAN_DIRECT);
     CHECK_EQ(seen.plan.weights[1], 0);
     CHECK(strstr(seen.cause, "direct: 1 of 4 nodes degraded, node 1 keeps 50 %"));
+    CHECK(strstr(seen.cause, "ring 188.0,")); /* over all ranks: 1.75 times the data */
     decided(l, true);
     turn(l);
     CHECK_EQ(seen.proposals, 1);
