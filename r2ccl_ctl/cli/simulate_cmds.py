@@ -108,12 +108,12 @@ def simulate(
         simulation.check(cluster)
     if min(sizes) < 1 << 20:
         raise R2UsageError(f"--size {size}: give 1M or more, smaller ones are NCCL's own")
-    simulation.program()
     wanted = [
         (cluster, count, some)
         for cluster in clusters
         for count, some in _patterns(cluster, lost, patterns, seed, file)
     ]
+    simulation.program()  # missing: said at once
     rows, orders = _simulate(wanted, sizes, rails)
     compared = baselines.approaches(clusters[-1], model) if model else []
     if plot is not None:
