@@ -23,10 +23,13 @@ void r2_local_now(int dev, struct r2_nic *out)
 uint64_t r2ccl_local_speed(void)
 {
     uint64_t mbps = 0;
+    bool any = false;
 
+    for (int i = 0; i < r2_local.n; i++)
+        any |= r2_local.nics[i].speed_known;
     for (int i = 0; i < r2_local.n; i++) {
         const struct r2_nic *nic = &r2_local.nics[i];
-        bool says = nic->speed_known || !nic->link_up; /* else it is taken for one of its kind */
+        bool says = nic->speed_known || (any && !nic->link_up); /* taken for one of its kind */
 
         if (nic->weight > 0)
             mbps += says ? (uint64_t)nic->speed_mbps : ASSUMED_MBPS;

@@ -20,8 +20,9 @@ extern struct r2_local r2_local;
 const struct r2_nic *r2_local_nic(int dev);
 /* A copy with the address and interface of this moment. `dev` must be in range. Any thread. */
 void r2_local_now(int dev, struct r2_nic *out);
-/* Bytes/s of all NICs but spares, as they say it. One that does not say counts as 100 Gbit/s: most
- * of these are a virtual machine's. 0: there is none. After net->init; any thread. */
+/* Bytes/s of all NICs with a weight at the start, as they say it. One that does not say counts as
+ * 100 Gbit/s: most of these are a virtual machine's. 0: there is none, or net->init was not called
+ * yet. Any thread. */
 __attribute__((visibility("default"))) uint64_t r2ccl_local_speed(void);
 /* Takes interface and address from `now`. I/O thread 0. */
 void r2_local_move(int dev, const struct r2_nic *now);

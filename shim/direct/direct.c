@@ -461,9 +461,9 @@ static int plan(const struct r2_direct *d, struct operation *o)
     for (int r = 0; r < p; r++)
         equal[r] = (uint32_t)(R2_SCHEDULE_UNIT * (r + 1) / p - R2_SCHEDULE_UNIT * r / p);
     data.piece = r2_sizes_piece(d->config.memory.slot, p, call->count * elem, weights);
-    o->credit = d->config.credit ? d->config.credit
-                                 : r2_sizes_credit(p, rank, weights, d->card.nics,
-                                                   d->config.nic_rate, d->config.per_node);
+    o->credit = d->config.credit
+                    ? d->config.credit
+                    : r2_sizes_credit(p, rank, weights, d->card.nics, d->config.nic_rate);
     switch (kind) {
     case R2_SCHEDULE_DIRECT:
         return r2_schedule_direct(s, &data, rank, weights);

@@ -95,7 +95,7 @@ double r2_shard_ns(const struct r2_shard_input *in, const uint32_t *weights)
 
         worst = fmax(worst, fmax(1e9 * port, messages * in->message_ns));
     }
-    return worst + 2 * in->hop_ns;
+    return worst + (per_node(in) > 1 ? 4 : 2) * in->hop_ns;
 }
 
 double r2_shard_ring_ns(const struct r2_shard_input *in)

@@ -2,8 +2,8 @@
  * weights with which `direct` comes closest. Pure: no clock, socket or thread.
  *
  * The model: a node has a full-duplex port; the network between the ports is free, and so is what
- * its ranks send each other. Cores count by the messages that they handle: with `direct` each rank
- * of a node those of its slice.
+ * its ranks send each other, but for a hop before and after `direct`. Cores count by the messages
+ * that they handle: with `direct` each rank of a node those of its slice.
  * - No schedule takes less than max(n / least rate, 2 (p - 1) n / sum of rates), for each of the
  *   two directions. n: the bytes of one rank's data.
  * - `direct`: a rank that owns the share w sends and receives n (1 + (p - 2) w). For p >= 3 some

@@ -20,11 +20,10 @@
 #define PIECES 32 /* of the largest shard */
 #define PIECE_LEAST ((size_t)32 << 10)
 
-/* What is posted, and the memory, last for a time: at twice the rate it takes twice of them. Ranks
- * of a node share what is for slow NICs. */
-static double times(uint64_t rate, int per_node)
+/* What is posted, and the memory, last for a time: at twice the rate it takes twice of them. */
+static double times(uint64_t rate, double least)
 {
-    double t = (double)rate / RATE_OF_SLOW, least = 1.0 / per_node;
+    double t = (double)rate / RATE_OF_SLOW;
 
     return t < least ? least : t > TIMES_MOST ? TIMES_MOST : t;
 }
@@ -81,10 +80,9 @@ static size_t of_slow(int p, int rank, const uint32_t *weights, unsigned nics)
     return share < pieces * SLOT_MOST ? share : pieces * SLOT_MOST;
 }
 
-size_t r2_sizes_credit(int p, int rank, const uint32_t *weights, unsigned nics, uint64_t rate,
-                       int per_node)
+size_t r2_sizes_credit(int p, int rank, const uint32_t *weights, unsigned nics, uint64_t rate)
 {
-    return (size_t)(times(rate, per_node) * (double)of_slow(p, rank, weights, nics));
+    return (size_t)(times(rate, 1) * (double)of_slow(p, rank, weights, nics));
 }
 
 struct r2_sizes_window r2_sizes_window(int p, uint64_t rate, int per_node)
@@ -94,7 +92,7 @@ struct r2_sizes_window r2_sizes_window(int p, uint64_t rate, int per_node)
     while (slot > SLOT_LEAST && (memory / slot / round < ROUNDS || POSTED * slot > per_lane(p)))
         slot /= 2;
     least = memory < ROUNDS * round * slot ? memory : ROUNDS * round * slot;
-    memory = (size_t)(times(rate, per_node) * (double)memory);
+    memory = (size_t)(times(rate, 1.0 / per_node) * (double)memory);
     memory = memory < least ? least : memory < MEMORY_MOST_FAST ? memory : MEMORY_MOST_FAST;
     return (struct r2_sizes_window){.slot = slot, .n_slots = (int)(memory / slot)};
 }

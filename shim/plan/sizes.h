@@ -9,8 +9,7 @@
  *
  * All ranks must come to the same slot and piece. They may differ in the number of slots and in
  * what they post. `rate`: bytes/s of all its node's NICs when they are healthy, divided by the
- * ranks of the node; 0: not known. `per_node`: ranks of the communicator on each node. They share
- * memory and what is posted. A connection has 32 messages at most, whatever is posted.
+ * ranks of the node; 0: not known. A connection has 32 messages at most, whatever is posted.
  */
 #ifndef R2_PLAN_SIZES_H
 #define R2_PLAN_SIZES_H
@@ -24,10 +23,11 @@ static inline int r2_sizes_round(int p)
     return 2 * p - 1;
 }
 
-#define R2_SIZES_CREDIT ((size_t)4 << 20) /* bytes posted on all lanes of a node that receive */
+#define R2_SIZES_CREDIT ((size_t)4 << 20) /* bytes posted on all lanes that receive */
 
 /* The memory of a rank. In a larger one, ranks run further ahead of those that have lost NICs:
- * their messages then wait in front of those that all wait for. */
+ * their messages then wait in front of those that all wait for. So `per_node` ranks of a
+ * communicator on one node share it, down to four rounds each. */
 struct r2_sizes_window {
     size_t slot; /* bytes of the largest piece; depends on p only */
     int n_slots;
@@ -48,7 +48,6 @@ size_t r2_sizes_piece(size_t slot, int p, uint64_t bytes, const uint32_t *weight
 /* Bytes that a rank posts to receive on one lane, if they are more than one piece. weights: [p], by
  * which all ranks' NICs are equally busy (plan/shard.h): they say what is left of its `nics`, down
  * to half or so, where a rank owns nothing. */
-size_t r2_sizes_credit(int p, int rank, const uint32_t *weights, unsigned nics, uint64_t rate,
-                       int per_node);
+size_t r2_sizes_credit(int p, int rank, const uint32_t *weights, unsigned nics, uint64_t rate);
 
 #endif

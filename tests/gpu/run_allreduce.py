@@ -230,8 +230,10 @@ def plan_job(setup: Setup, order: Sequence[State], found: Found) -> None:
                 since = time.monotonic()
                 times = run.cycles(since, setup.opts.cycles, sizes_of(setup.opts))
                 found.add(True, state.name, times)
-                found.taken[state.name] = change.plan
                 ended = {c.plan for c in run.comms()}
+                if not state.lost and len(ended) == 1:
+                    change.plan = min(ended)
+                found.taken[state.name] = change.plan
                 if setup.opts.direct and ended != {change.plan}:
                     found.problems.append(
                         f"{state.name}: '{change.plan}' did not stay: {ended}, "
@@ -264,7 +266,6 @@ def watched_change(setup: Setup, run: Running, lost: dict[int, int], state: Stat
     change_to(setup, lost, state.lost)
     change = Change(state.name, time.monotonic())
     if not state.lost:
-        change.plan = next((comm.plan for comm in comms), "")
         return change
 
     def taken() -> bool:

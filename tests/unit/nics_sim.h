@@ -519,7 +519,7 @@ static void nsim_plan(const int nics[], const struct r2_schedule_data *data,
         r->nics = nics[i];
         CHECK_EQ(r2_schedule_direct(&r->schedule, data, i, weights), 0);
         r->credit = r2_sizes_credit(NSIM_RANKS, i, weights, (unsigned)of_a_node,
-                                    (uint64_t)(NSIM_NICS * nsim.rate), 1);
+                                    (uint64_t)(NSIM_NICS * nsim.rate));
         for (int to = 0; to < NSIM_RANKS; to++)
             for (int nic = 0; nic < NSIM_NICS; nic++)
                 if (!was[i][to][nic])

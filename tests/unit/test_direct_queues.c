@@ -555,12 +555,15 @@ TEST(a_large_operation_fits_the_queue)
         {R2_SCHEDULE_R2CCL, 4, 16, {16384, 16384, 16384, 16384}},
     };
 
-    for (size_t i = 0; i < 2 * sizeof(cases) / sizeof(cases[0]); i++)
-        for (uint64_t mib = 1; mib <= cases[i / 2].most; mib *= 2) {
-            size_t k = i / 2;
+    /* With the smallest and the largest memory. With two ranks on a node a quarter of it: half of
+     * 64 MiB for each. */
+    for (size_t i = 0; i < 3 * sizeof(cases) / sizeof(cases[0]); i++)
+        for (uint64_t mib = 1; mib <= (i % 3 < 2 ? 1 : 0.25) * cases[i / 3].most; mib *= 2) {
+            size_t k = i / 3;
             const uint32_t *weights = cases[k].weights;
             int n = cases[k].p, got, rc;
-            struct r2_sizes_window w = r2_sizes_window(n, i % 2 ? UINT64_MAX : 0, 1);
+            struct r2_sizes_window w =
+                r2_sizes_window(n, i % 3 == 1 ? UINT64_MAX : 0, 1 + (i % 3 == 2));
             struct r2_schedule_data data = {.p = n, .count = mib * MIB / 4, .elem = 4};
             struct r2_schedule s;
 

@@ -35,7 +35,7 @@ static struct r2_schedule_data open_ports(const struct r2_shard_input *in)
     for (int r = 0; r < in->p; r++) {
         sim.out[r] = nodes[r].out;
         sim.in[r] = nodes[r].in;
-        sim.ranks[r].credit = r2_sizes_credit(in->p, r, weights, NICS, 0, 1);
+        sim.ranks[r].credit = r2_sizes_credit(in->p, r, weights, NICS, 0);
     }
     return data;
 }
@@ -81,23 +81,19 @@ TEST(who_has_lost_nics_posts_for_those_left)
     static const uint32_t one_of_four[] = {6554, 19661, 19661, 19660};
     static const uint32_t one_of_eight[] = {0, 9362, 9362, 9362, 9362, 9362, 9363, 9363};
 
-    CHECK_EQ(r2_sizes_credit(4, 0, equal, 2, 0, 1), R2_SIZES_CREDIT / 6);
-    CHECK_EQ(r2_sizes_credit(4, 3, one_half, 2, 0, 1), R2_SIZES_CREDIT / 6);
+    CHECK_EQ(r2_sizes_credit(4, 0, equal, 2, 0), R2_SIZES_CREDIT / 6);
+    CHECK_EQ(r2_sizes_credit(4, 3, one_half, 2, 0), R2_SIZES_CREDIT / 6);
     /* Two pieces on each lane, for one NIC. */
-    CHECK_EQ(r2_sizes_credit(4, 0, one_half, 2, 0, 1), MIB / 4);
-    CHECK_EQ(r2_sizes_credit(4, 1, two_halves, 2, 0, 1), MIB / 4);
+    CHECK_EQ(r2_sizes_credit(4, 0, one_half, 2, 0), MIB / 4);
+    CHECK_EQ(r2_sizes_credit(4, 1, two_halves, 2, 0), MIB / 4);
     /* Four for three NICs, six for four or five of eight. */
-    CHECK_EQ(r2_sizes_credit(4, 0, one_of_four, 4, 0, 1), MIB / 2);
-    CHECK_EQ(r2_sizes_credit(4, 0, one_half, 8, 0, 1), 3 * MIB / 4);
+    CHECK_EQ(r2_sizes_credit(4, 0, one_of_four, 4, 0), MIB / 2);
+    CHECK_EQ(r2_sizes_credit(4, 0, one_half, 8, 0), 3 * MIB / 4);
     /* Of 100 Gbit/s twice as much, of 5 Tbit/s eight times. */
-    CHECK_EQ(r2_sizes_credit(4, 0, one_of_four, 4, FAST, 1), MIB);
-    CHECK_EQ(r2_sizes_credit(4, 0, one_of_four, 4, 50 * FAST, 1), 4 * MIB);
-    /* Ranks of a node share it, if their NICs are slow. */
-    CHECK_EQ(r2_sizes_credit(4, 0, one_of_four, 4, FAST / 4, 4), MIB / 4);
-    CHECK_EQ(r2_sizes_credit(4, 0, one_of_four, 4, 0, 4), MIB / 8);
-    CHECK_EQ(r2_sizes_credit(4, 0, one_of_four, 4, FAST, 4), MIB);
+    CHECK_EQ(r2_sizes_credit(4, 0, one_of_four, 4, FAST), MIB);
+    CHECK_EQ(r2_sizes_credit(4, 0, one_of_four, 4, 50 * FAST), 4 * MIB);
     /* 1 MiB for about one NIC on seven lanes. */
-    CHECK_EQ(r2_sizes_credit(8, 0, one_of_eight, 2, 0, 1) * 100 / MIB, 15);
+    CHECK_EQ(r2_sizes_credit(8, 0, one_of_eight, 2, 0) * 100 / MIB, 15);
 }
 
 /* Ranks need not know each other's NICs: only the number of slots is a rank's own affair. */

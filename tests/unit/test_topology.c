@@ -368,6 +368,12 @@ TEST(finish)
     r2_local.n = 5;
     memcpy(r2_local.nics, nics, sizeof(nics));
     CHECK_EQ(r2ccl_local_speed(), 4 * UINT64_C(12500000000)); /* all but the spare */
+    r2_local.nics[0].speed_mbps = r2_local.nics[1].speed_mbps = 1000;
+    r2_local.nics[3].speed_mbps = 1000;
+    CHECK_EQ(r2ccl_local_speed(), UINT64_C(103000) * 125000);
+    r2_local.nics[0].speed_known = r2_local.nics[1].speed_known = r2_local.nics[2].speed_known =
+        false;
+    CHECK_EQ(r2ccl_local_speed(), 4 * UINT64_C(12500000000)); /* nothing is known of any */
     for (int i = 0; i < 5; i++) {
         CHECK_NE(nics[i].guid, 0);
         CHECK_EQ(nics[i].rail, i);
