@@ -190,10 +190,7 @@ struct r2_seg_gauges {
 };
 
 /* Signals that this process cannot see, as bits. */
-enum r2_seg_missing {
-    R2_SEG_MISSING_NETLINK = 1,
-    R2_SEG_MISSING_TCP_INFO = 4
-};
+enum r2_seg_missing { R2_SEG_MISSING_NETLINK = 1, R2_SEG_MISSING_TCP_INFO = 4 };
 
 enum r2_seg_nic_state {
     R2_SEG_NIC_UNKNOWN = 0,
