@@ -63,7 +63,6 @@ def test_ranks_of_a_node_share_the_messages() -> None:
     one, eight = (planner.predict(nodes, 256 * MIB, per_node=ranks) for ranks in (1, 8))
     assert (one.chosen, eight.chosen) == ("stock", "direct")
     assert eight.times["direct"] < 1.05 * eight.bound == 1.05 * one.bound
-    # The ring's bytes: 2 (q - 1)/q of the data for q ranks.
     assert eight.times["stock"] / one.times["stock"] == pytest.approx((31 / 32) / (3 / 4), rel=0.01)
 
 
