@@ -16,6 +16,7 @@ from r2ccl_ctl.control import Process
 from r2ccl_ctl.errors import R2Error, R2UsageError
 
 MOST_NODES = 256
+MOST_RANKS = 1024  # of a node
 SCHEDULES = ("stock", "direct", "r2ccl-allreduce")
 WISHES = {"auto": 0, "optimal": 1, "r2ccl-allreduce": 2}  # by R2CCL_MODE
 _WHY = 160
@@ -62,6 +63,8 @@ def predict(nodes: Sequence[Node], size: int, mode: str = "auto", per_node: int 
     p = len(nodes)
     if not 1 <= p <= MOST_NODES:
         raise R2UsageError(f"{p} nodes: give 1 to {MOST_NODES}")
+    if not 1 <= per_node <= MOST_RANKS:
+        raise R2UsageError(f"{per_node} ranks of a node: give 1 to {MOST_RANKS}")
     if size < 1:
         raise R2UsageError(f"size {size}: give 1 byte or more")
     doubles, words = ctypes.c_double * p, ctypes.c_uint32 * p

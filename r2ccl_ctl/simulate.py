@@ -1,7 +1,7 @@
 """How long AllReduce takes on clusters that nobody has here: the executor's own schedules, carried
 out in SimGrid (build/r2ccl_simulate, tests/simulate/simulate.cpp).
 
-A node is one rank, as for the planner: its GPUs share its NICs, and what they do among themselves
+A node is one rank: its GPUs share its NICs, and what they do among themselves
 is a term of bandwidth, which overlaps with the network. Rates are bytes per second each way, sizes
 bytes, times seconds. A pattern is the set of NICs that are lost: pairs of node and NIC, from 0.
 """

@@ -108,9 +108,9 @@ def predict(
 ) -> None:
     """Print what AllReduce would run as, and the time it takes.
 
-    This is the shim's own planner. Times are of the network and of the cores that handle messages,
-    at the given rates. ring is NCCL's over all ranks, r2ccl-allreduce is by its authors' formula,
-    and no schedule takes less than bound. Traffic within a node counts as free.
+    This is the shim's own planner. Times are of the network, at the given rates. ring is NCCL's
+    over all ranks, r2ccl-allreduce is by its authors' formula, and no schedule takes less than
+    bound. direct also counts the cores that handle messages, and 200 GB/s within a node.
 
     \b
     Example:

@@ -8,6 +8,8 @@
 #include "comms/leader.h"
 #include "plan/plan.h"
 
+#define PER_NODE_MOST 1024
+
 enum { STOCK, DIRECT, R2CCL, BOUND, GAIN, FIGURES };
 
 /* figures: ns of each schedule and of the bound (NAN: not to be had), and the gain. The number of
@@ -28,8 +30,8 @@ int r2ccl_plan_predict(int p, const double *capacity, const double *share, int p
                                .wish = (enum r2_plan_wish)wish};
     struct r2_plan_choice c;
 
-    if (p < 1 || p > R2_PLAN_MOST || per_node < 1 || bytes == 0 || wish < R2_PLAN_BEST ||
-        wish > R2_PLAN_ALWAYS_DIRECT)
+    if (p < 1 || p > R2_PLAN_MOST || per_node < 1 || per_node > PER_NODE_MOST || bytes == 0 ||
+        wish < R2_PLAN_BEST || wish > R2_PLAN_ALWAYS_DIRECT)
         return -EINVAL;
     for (int i = 0; i < p; i++) {
         if (!(capacity[i] > 0 && capacity[i] < 1e18 && share[i] >= 0 && share[i] <= 1))

@@ -17,6 +17,8 @@
 /* As measured with GPUs on one host; docs/measurements.md has how far times are from the model. */
 #define HOP_NS 20e3
 #define MESSAGE_NS 2e3
+/* Assumed, not measured: less than NVLink has between eight GPUs, more than PCIe. */
+#define WITHIN 200e9
 
 const char *r2_plan_name(enum r2_plan_schedule schedule)
 {
@@ -111,7 +113,8 @@ static void to_shard(const struct r2_plan_input *in, struct r2_shard_input *mode
                                      .per_node = in->per_node > 0 ? in->per_node : 1,
                                      .bytes = in->bytes,
                                      .hop_ns = HOP_NS,
-                                     .message_ns = MESSAGE_NS};
+                                     .message_ns = MESSAGE_NS,
+                                     .within = WITHIN};
 }
 
 static void count_degraded(struct r2_plan_choice *c, const struct r2_plan_input *in)

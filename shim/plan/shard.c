@@ -70,9 +70,16 @@ bool r2_shard_weights(const struct r2_shard_input *in, uint32_t *weights)
     return true;
 }
 
-static int per_node(const struct r2_shard_input *in)
+static double per_node(const struct r2_shard_input *in)
 {
     return in->per_node > 0 ? in->per_node : 1;
+}
+
+static double within_ns(const struct r2_shard_input *in)
+{
+    double k = per_node(in), bytes = 2 * (k - 1) / k * (double)in->bytes;
+
+    return k > 1 ? 2 * in->hop_ns + (in->within > 0 ? 1e9 * bytes / in->within : 0) : 0;
 }
 
 double r2_shard_ns(const struct r2_shard_input *in, const uint32_t *weights)
@@ -95,7 +102,7 @@ double r2_shard_ns(const struct r2_shard_input *in, const uint32_t *weights)
 
         worst = fmax(worst, fmax(1e9 * port, messages * in->message_ns));
     }
-    return worst + (per_node(in) > 1 ? 4 : 2) * in->hop_ns;
+    return worst + 2 * in->hop_ns + within_ns(in);
 }
 
 double r2_shard_ring_ns(const struct r2_shard_input *in)

@@ -1,9 +1,10 @@
 /* How long an AllReduce takes by each schedule of schedule.h, how long it takes at least, and the
  * weights with which `direct` comes closest. Pure: no clock, socket or thread.
  *
- * The model: a node has a full-duplex port; the network between the ports is free, and so is what
- * its ranks send each other, but for a hop before and after `direct`. Cores count by the messages
- * that they handle: with `direct` each rank of a node those of its slice.
+ * The model: a node has a full-duplex port; the network between the ports is free. Cores count by
+ * the messages that they handle: with `direct` each rank of a node those of its slice. Its k ranks
+ * first bring their data together, and share it last: 2 (k - 1)/k n at the rate within the node,
+ * and a hop each time. Nothing of that overlaps with the network. The ring's steps do.
  * - No schedule takes less than max(n / least rate, 2 (p - 1) n / sum of rates), for each of the
  *   two directions. n: the bytes of one rank's data.
  * - `direct`: a rank that owns the share w sends and receives n (1 + (p - 2) w). For p >= 3 some
@@ -35,6 +36,7 @@ struct r2_shard_input {
     size_t piece;      /* largest message */
     double hop_ns;     /* from one rank to the next, without the bytes */
     double message_ns; /* of a core, for each message sent or received; `direct` only */
+    double within;     /* bytes/s between the ranks of a node; 0: takes no time; `direct` only */
 };
 
 double r2_shard_bound_ns(const struct r2_shard_input *input);

@@ -165,7 +165,7 @@ void Simulation::make_schedules()
 {
     int p = static_cast<int>(c.nodes.size());
     std::vector<uint32_t> weights(p);
-    r2_shard_input model = {p, c.nodes.data(), 1, c.bytes, 0, c.latency * 1e9, 0};
+    r2_shard_input model = {p, c.nodes.data(), 1, c.bytes, 0, c.latency * 1e9, 0, 0};
     r2_schedule_data data = {p, c.bytes / 4, 4, 0};
     uint32_t rest = 0, most = 0;
 

@@ -43,7 +43,7 @@ TEST(half_of_one_node)
 }
 
 /* The more nodes, the smaller the executor's pieces; fast NICs wait for the cores. Each rank of a
- * node has cores of its own. */
+ * node has cores of its own; the steps within the node come on top. */
 TEST(messages_of_many_nodes)
 {
     const struct {
@@ -58,12 +58,13 @@ TEST(messages_of_many_nodes)
             .p = p, .nodes = nodes, .per_node = per_node, .bytes = (uint64_t)per_node * 1024 * MIB};
         struct r2_plan_choice c;
         double rounds = ceil(1024.0 * (1 << 20) / p / cases[k / 2].piece);
+        double within = 2.0 * (per_node - 1) * 1024 * MIB / 200;
 
         for (int i = 0; i < p; i++)
             nodes[i] = (struct r2_plan_node){1e15, 1};
         r2_plan_choose(&c, &in);
-        CHECK_MSG(fabs(c.direct_ns / (rounds * 4 * (p - 1) * 2e3) - 1) < 0.01, "%d nodes: %.0f ns",
-                  p, c.direct_ns);
+        CHECK_MSG(fabs((c.direct_ns - within) / (rounds * 4 * (p - 1) * 2e3) - 1) < 0.01,
+                  "%d nodes: %.0f ns", p, c.direct_ns);
     }
 }
 
